@@ -1,0 +1,308 @@
+"""The schema of `params.yaml`: every key, what is allowed, and why the shipped value is what it is.
+
+No key has a default here: `params.yaml` is the only place where a value is set. Unknown keys, missing keys, wrong
+types and contradictions are refused before any stage does anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML, YAMLError
+
+from tenfold import paths
+from tenfold.errors import TenfoldError
+
+Auto = Literal["auto"]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, typed strictly (`"3"` is not 3), unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Data(Section):
+    """Where the images come from."""
+
+    dataset: Literal["mnist", "digits"] = Field(
+        description="`mnist`: the four original files. `digits`: 1,797 real digits that scikit-learn ships, brought to "
+        "28×28; needs no network."
+    )
+
+
+class Split(Section):
+    """How the images are divided into train, val and test; always stratified by class and seeded."""
+
+    train_size: Literal["all"] | PositiveInt = Field(
+        description="Number of training images: `all` that are not validation or test, or a stratified subset."
+    )
+    val_size: Auto | PositiveInt = Field(
+        description="Number of validation images; `auto` is a twelfth of what is not test: 5,000 of MNIST's 60,000."
+    )
+    test_size: Auto | PositiveInt = Field(
+        description="Number of test images; `auto` is the official test set, or a seventh of a data set that has none."
+    )
+
+
+class Model(Section):
+    """The network."""
+
+    network: Literal["compact", "article"] = Field(
+        description="`compact`: this project's own. `article`: the 54 K network of the articles it grew from."
+    )
+    width: PositiveInt = Field(description="Channels of the first convolution; later layers are multiples of it.")
+    dropout: Fraction = Field(description="Share of feature maps dropped while training.")
+
+
+class TuneLearningRate(Section):
+    """The learning-rate finder: an exponential range test (Smith 2017, https://arxiv.org/abs/1506.01186)."""
+
+    min: PositiveFloat = Field(description="First learning rate tried.")
+    max: PositiveFloat = Field(description="Last learning rate tried.")
+    steps: Annotated[int, Field(ge=20)] = Field(description="Number of optimizer steps from `min` to `max`.")
+    fallback: PositiveFloat = Field(description="Used, with a warning, when the curve gives no suggestion.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TuneLearningRate:
+        if self.min >= self.max:
+            raise ValueError(f"min ({self.min}) must be less than max ({self.max})")
+        return self
+
+
+class TuneBatchSize(Section):
+    """The batch-size finder."""
+
+    method: Literal["power", "binsearch", "throughput"] = Field(
+        description="`power` doubles and `binsearch` bisects until memory runs out or `max` is reached, the same answer "
+        "on every machine with memory enough. `throughput` doubles until samples per second stop growing: "
+        "a timing, so not reproducible."
+    )
+    min: PositiveInt = Field(description="First batch size tried.")
+    max: PositiveInt = Field(
+        description="Largest batch size; the data set bounds it too. 256: larger ones learn less per epoch."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TuneBatchSize:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) must not be over max ({self.max})")
+        return self
+
+
+class Tune(Section):
+    """The finders behind `learning_rate: auto` and `batch_size: auto`."""
+
+    learning_rate: TuneLearningRate
+    batch_size: TuneBatchSize
+
+
+class EarlyStopping(Section):
+    """Ends training when the monitored metric stops improving."""
+
+    patience: PositiveInt | None = Field(
+        description="Epochs without improvement before training ends; null: never. Off, since a one-cycle schedule "
+        "earns most in its last epochs."
+    )
+    min_delta: NonNegative = Field(description="Smallest change that counts as an improvement.")
+
+
+class Optimizer(Section):
+    """The optimizer."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = Field(description="`sgd` is with Nesterov momentum.")
+    weight_decay: NonNegative = Field(description="Decoupled for adamw, L2 for the others.")
+    betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = Field(
+        description="Decay of Adam's and AdamW's two moments."
+    )
+    momentum: Fraction = Field(description="Momentum of SGD and RMSprop.")
+
+
+class Schedule(Section):
+    """The learning rate over the training; `train.learning_rate` is its highest value."""
+
+    name: Literal["constant", "one_cycle", "cosine"] = Field(
+        description="`one_cycle`: linear up, cosine down to nothing (Smith 2018, https://arxiv.org/abs/1708.07120)."
+    )
+    warmup: Fraction = Field(description="Share of the steps during which `one_cycle` rises.")
+
+
+class Augment(Section):
+    """Random affine change of whole training batches; all zeros: none."""
+
+    shift: NonNegative = Field(description="Largest shift, in pixels.")
+    rotate: NonNegative = Field(description="Largest rotation, in degrees.")
+    scale: Fraction = Field(description="Largest change of size, as a share.")
+
+
+class Train(Section):
+    """How the network is trained."""
+
+    learning_rate: Auto | PositiveFloat = Field(description="`auto`: what the tune stage found.")
+    batch_size: Auto | PositiveInt = Field(description="Per device. `auto`: what the tune stage found.")
+    max_epochs: PositiveInt = Field(description="Passes over the training images.")
+    monitor: Literal["val/acc", "val/loss"] = Field(
+        description="What chooses the best checkpoint and ends training early."
+    )
+    save_top_k: PositiveInt = Field(description="Number of best checkpoints kept while training runs.")
+    early_stopping: EarlyStopping
+    optimizer: Optimizer
+    schedule: Schedule
+    label_smoothing: Fraction = Field(description="Share of the target spread over all classes.")
+    augment: Augment
+    accelerator: Literal["auto", "cpu", "gpu", "tpu", "mps"] = Field(description="As Lightning's.")
+    devices: Auto | PositiveInt = Field(description="Number of devices, or of processes on a CPU.")
+    num_nodes: PositiveInt = Field(description="Number of hosts.")
+    strategy: Literal["auto", "ddp"] = Field(description="How several devices work together.")
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = Field(
+        description="`auto`: bf16-mixed where the processor's flags (or the GPU) promise fast bf16, else 32-true."
+    )
+    channels_last: bool = Field(description="Memory layout of images and weights; faster for convolutions.")
+    deterministic: bool = Field(description="Only kernels that give the same bits each time.")
+    accumulate_grad_batches: PositiveInt = Field(description="Batches per optimizer step.")
+    gradient_clip_val: PositiveFloat | None = Field(description="Bound of the gradient; null: none.")
+    gradient_clip_algorithm: Literal["norm", "value"] = Field(description="What the bound is applied to.")
+    num_workers: Auto | Annotated[int, Field(ge=0)] = Field(
+        description="Loader processes; `auto`: none, since batches are cut from an array in memory."
+    )
+    pin_memory: Auto | bool = Field(description="Page-locked batches; `auto`: only with a GPU.")
+    eval_batch_size: PositiveInt = Field(description="Batch size of validation: no gradients, so larger.")
+    profiler: Literal["simple", "advanced", "pytorch"] | None = Field(
+        description="Lightning profiler; its report goes to MLflow."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Train:
+        patience = self.early_stopping.patience
+        if patience is not None and patience >= self.max_epochs:
+            raise ValueError(
+                f"early_stopping.patience ({patience}) is not less than max_epochs ({self.max_epochs}), so it could "
+                "never end the training: lower it, or set it to null"
+            )
+        if self.accelerator == "cpu" and self.precision == "16-mixed":
+            raise ValueError(
+                "precision '16-mixed' needs a GPU, but accelerator is 'cpu': use 'bf16-mixed', '32-true' or 'auto'"
+            )
+        return self
+
+
+class Evaluate(Section):
+    """How the best checkpoint is measured."""
+
+    batch_size: PositiveInt = Field(description="Images at a time.")
+    calibration_bins: PositiveInt = Field(description="Bins of the expected calibration error; 15 is customary.")
+    mistakes: Annotated[int, Field(ge=1, le=100)] = Field(description="Number of worst mistakes in the picture.")
+
+
+class Export(Section):
+    """How the model leaves the pipeline."""
+
+    opset: Annotated[int, Field(ge=18, le=23)] = Field(description="ONNX operator set.")
+    promote: Literal["if_better", "if_not_worse", "always", "never"] = Field(
+        description="When the alias `champion` moves to the new version, by accuracy on the same test images."
+    )
+    min_test_acc: Fraction = Field(description="A model under this test accuracy is never promoted.")
+
+
+class Params(Section):
+    """All settings."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        description="The split, first weights, order, augmentation and dropout follow from it."
+    )
+    data: Data
+    split: Split
+    model: Model
+    tune: Tune
+    train: Train
+    evaluate: Evaluate
+    export: Export
+
+    @classmethod
+    def load(cls, path: Path = paths.PARAMS) -> Params:
+        """Read and check `params.yaml`, as YAML 1.2, the way DVC reads it (`1e-3` is a number).
+
+        Raises:
+            TenfoldError: the file is missing, is no YAML, or does not fit the schema; one line per problem.
+        """
+        try:
+            document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TenfoldError(f"{path}: cannot be read ({error.strerror}). Restore it: git checkout {path}") from None
+        except (YAMLError, UnicodeDecodeError) as error:
+            raise TenfoldError(f"{path}: is not valid YAML: {error}") from None
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise TenfoldError(_explain(path, error)) from None
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting under its dotted name: `{"train.optimizer.name": "adamw", …}`."""
+        return dict(_flatten(self.model_dump(mode="json")))
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        pairs += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return pairs
+
+
+def describe() -> dict[str, str]:
+    """What each key means, by dotted name, in the order of the schema."""
+    return dict(_describe(Params))
+
+
+def _describe(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            rows += _describe(field.annotation, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, field.description or ""))
+    return rows
+
+
+def _explain(path: Path, error: ValidationError) -> str:
+    """One line per wrong key: where, what was found, what is allowed."""
+    problems: dict[str, list[str]] = {}
+    found: dict[str, Any] = {}
+    for detail in error.errors():
+        key = _dotted(detail["loc"])
+        problems.setdefault(key, []).append(_problem(key, detail["type"], detail["msg"]))
+        found[key] = detail["input"]
+    lines = [
+        f"{path}: {key or 'the file'}: " + (reasons[0] if len(reasons) == 1 else " or ".join(dict.fromkeys(reasons)))
+        + ("" if isinstance(found[key], dict) or "unknown key" in reasons[0] else f"; found {found[key]!r}")
+        for key, reasons in problems.items()
+    ]
+    return "\n".join(lines)
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """The dotted key of an error's location, without the members of a union that pydantic appends to it."""
+    names: list[str] = []
+    section: Any = Params
+    for part in location:
+        names.append(str(part))
+        fields = section.model_fields
+        section = fields[part].annotation if part in fields else None
+        if not (isinstance(section, type) and issubclass(section, Section)):
+            break
+    return ".".join(names)
+
+
+def _problem(key: str, kind: str, message: str) -> str:
+    if kind == "missing":
+        return f"missing; add it. It means: {describe().get(key, 'a group of settings')}"
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(key, describe(), n=1, cutoff=0.6)
+        return f"unknown key; {f'did you mean {near[0]}?' if near else 'remove it'}"
+    return message.removeprefix("Value error, ").replace("Input should be", "should be")
