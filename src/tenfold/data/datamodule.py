@@ -1,0 +1,149 @@
+"""The split arrays as Lightning data: a batch is one indexing operation on an array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tenfold import paths
+from tenfold.errors import TenfoldError
+
+Batch = tuple[Tensor, Tensor]
+
+
+class ImageSet(Dataset[Batch]):
+    """Images and labels of one part of the split.
+
+    Indexing with a tensor of positions gives a whole batch: images uint8 [N, C, H, W], labels int64 [N].
+
+    Raises:
+        TenfoldError: a file of the part is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.images = torch.from_numpy(np.load(folder / "images.npy"))
+            self.labels = torch.from_numpy(np.load(folder / "labels.npy"))
+        except (OSError, ValueError, EOFError) as error:
+            raise TenfoldError(f"{folder}: no readable images.npy and labels.npy ({error}). Make them: dvc repro split") from None
+        if len(self.images) != len(self.labels) or self.images.dtype != torch.uint8:
+            raise TenfoldError(
+                f"{folder}: {len(self.images)} images ({self.images.dtype}) and {len(self.labels)} labels do not belong "
+                "together. Make them again: dvc repro -f split"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, positions: Tensor) -> Batch:
+        return self.images[positions], self.labels[positions]
+
+
+class TrainBatches(Sampler[Tensor]):
+    """The batches of an epoch, in an order that depends on nothing but (seed, epoch, rank).
+
+    A last batch that is not full is left out (a handful of images would upset BatchNorm); the order differs from
+    epoch to epoch, and so do the images left out. Every rank gets the same number of batches.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        self.count, self.batch_size, self.seed = count, min(batch_size, max(1, count // world_size)), seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count // self.world_size // self.batch_size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch))
+        order = torch.randperm(self.count, generator=generator)[self.rank :: self.world_size]
+        yield from order[: len(self) * self.batch_size].split(self.batch_size)
+
+
+class EvalBatches(Sampler[Tensor]):
+    """All positions in order, in batches; with several ranks, each takes every `world_size`-th image."""
+
+    def __init__(self, count: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.batches = torch.arange(rank, count, world_size).split(batch_size)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from self.batches
+
+
+def epoch_seed(seed: int, epoch: int, rank: int = 0) -> int:
+    """A seed for one epoch on one rank; neighbouring inputs give unrelated seeds."""
+    return int(np.random.SeedSequence((seed, epoch, rank)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def eval_loader(folder: Path, batch_size: int) -> DataLoader[Batch]:
+    """One part of the split, whole and in order: images uint8 [N, C, H, W], labels int64 [N]."""
+    images = ImageSet(folder)
+    return DataLoader(images, batch_size=None, sampler=EvalBatches(len(images), batch_size))
+
+
+class ImageData(LightningDataModule):
+    """Train and val parts of the split.
+
+    Args:
+        batch_size: training images per step and device; Lightning's batch-size finder changes it.
+        eval_batch_size: validation images at a time.
+        seed: of the order.
+        num_workers: loader processes.
+        pin_memory: page-locked batches, for copies to a GPU.
+        folder: of the split.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        eval_batch_size: int,
+        seed: int,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        folder: Path = paths.SPLIT,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.train_set = ImageSet(folder / "train")
+        self.val_set = ImageSet(folder / "val")
+        self.sizes_tried: list[int] = []
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Shuffled by (seed, epoch, rank)."""
+        self.sizes_tried.append(self.batch_size)
+        return self._loader(self.train_set, TrainBatches(len(self.train_set), self.batch_size, self.seed, *self._rank()))
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """In order."""
+        return self._loader(self.val_set, EvalBatches(len(self.val_set), self.eval_batch_size, *self._rank()))
+
+    def _rank(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _loader(self, images: ImageSet, batches: Sampler[Tensor]) -> DataLoader[Batch]:
+        return DataLoader(
+            images,
+            batch_size=None,
+            sampler=batches,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.num_workers > 0,
+            generator=torch.Generator(),  # else each epoch would draw from the global one and shift all that follows
+        )

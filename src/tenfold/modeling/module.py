@@ -1,0 +1,93 @@
+"""The LightningModule that trains: how a network learns and is watched while it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from tenfold import params as settings
+from tenfold.data.augment import random_affine
+from tenfold.modeling.networks import NetworkSpec, PixelNetwork
+from tenfold.modeling.optimizers import build_optimizer, build_schedule
+from tenfold.modeling.predictor import Batch, Predictor
+
+
+class Classifier(Predictor):
+    """Trains a network with cross entropy on whole batches of uint8 images.
+
+    Logs `train/loss`, `train/acc`, `val/loss` and `val/acc` once per epoch, each over all images of the epoch. The
+    training loss includes label smoothing and is measured on augmented images; the validation loss is plain.
+
+    Args:
+        network: takes pixels [N, C, H, W], gives logits [N, K].
+        spec: what the network was built from.
+        learning_rate: the peak of the schedule; Lightning's learning-rate finder changes it.
+        optimizer: as in `train.optimizer`.
+        augment: as in `train.augment`.
+        label_smoothing: share of the target spread over all classes (https://arxiv.org/abs/1512.00567).
+        schedule: as in `train.schedule`; None: constant.
+    """
+
+    def __init__(
+        self,
+        network: PixelNetwork,
+        spec: NetworkSpec,
+        *,
+        learning_rate: float,
+        optimizer: settings.Optimizer,
+        augment: settings.Augment,
+        label_smoothing: float,
+        schedule: settings.Schedule | None = None,
+    ) -> None:
+        super().__init__(network, spec)
+        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.augment = augment
+        self.label_smoothing = label_smoothing
+        self.schedule = schedule
+        self.train_loss, self.val_loss = MeanMetric(), MeanMetric()
+        self.train_acc = MulticlassAccuracy(len(spec.classes), average="micro")
+        self.val_acc = MulticlassAccuracy(len(spec.classes), average="micro")
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """Loss of one batch, augmented."""
+        images, labels = batch
+        images = random_affine(images, self.augment.shift, self.augment.rotate, self.augment.scale)
+        logits = self(images)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        self.train_loss.update(loss.detach(), len(labels))
+        self.train_acc.update(logits.detach(), labels)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's means, over all ranks."""
+        self._log_epoch("train", self.train_loss, self.train_acc)
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        """Measure one batch as it is."""
+        images, labels = batch
+        logits = self(images)
+        self.val_loss.update(F.cross_entropy(logits, labels), len(labels))
+        self.val_acc.update(logits, labels)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the means of the whole validation set, over all ranks."""
+        self._log_epoch("val", self.val_loss, self.val_acc)
+
+    def configure_optimizers(self) -> Any:  # Lightning's own return type is a union of ten
+        """The configured optimizer; the schedule moves once per optimizer step."""
+        optimizer = build_optimizer(self.network.parameters(), self.learning_rate, self.optimizer)
+        if self.schedule is None:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = build_schedule(optimizer, self.learning_rate, self.schedule, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _log_epoch(self, part: str, loss: MeanMetric, acc: MulticlassAccuracy) -> None:
+        self.log_dict({f"{part}/loss": loss.compute(), f"{part}/acc": acc.compute()})
+        loss.reset()
+        acc.reset()

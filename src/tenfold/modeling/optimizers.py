@@ -1,0 +1,40 @@
+"""Optimizers and learning-rate schedules, by the names in `params.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, OneCycleLR
+
+from tenfold import params as settings
+
+
+def build_optimizer(
+    weights: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer
+) -> Optimizer:
+    """The optimizer named in `train.optimizer`."""
+    decay = chosen.weight_decay
+    betas = (chosen.betas[0], chosen.betas[1])
+    match chosen.name:
+        case "adam":
+            return Adam(weights, learning_rate, betas=betas, weight_decay=decay, fused=True)
+        case "adamw":
+            return AdamW(weights, learning_rate, betas=betas, weight_decay=decay, fused=True)
+        case "rmsprop":
+            return RMSprop(weights, learning_rate, momentum=chosen.momentum, weight_decay=decay)
+        case "sgd":
+            nesterov = chosen.momentum > 0
+            return SGD(weights, learning_rate, chosen.momentum, weight_decay=decay, nesterov=nesterov, fused=True)
+
+
+def build_schedule(optimizer: Optimizer, learning_rate: float, chosen: settings.Schedule, steps: int) -> LRScheduler:
+    """The schedule named in `train.schedule`; `learning_rate` is its peak, `steps` the optimizer steps of the training."""
+    match chosen.name:
+        case "constant":
+            return ConstantLR(optimizer, factor=1.0)
+        case "cosine":
+            return CosineAnnealingLR(optimizer, T_max=steps)
+        case "one_cycle":
+            return OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=chosen.warmup, cycle_momentum=False)

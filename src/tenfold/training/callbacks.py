@@ -1,0 +1,55 @@
+"""Small Lightning callbacks: the seed of each epoch, and how fast it went."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from tenfold.data.datamodule import epoch_seed
+
+
+class EpochSeed(Callback):
+    """Seeds torch's global generator at the start of each epoch, from (seed, epoch, rank).
+
+    What an epoch draws (augmentation, dropout) then depends on nothing that came before, so a training that is
+    resumed at an epoch's start equals one that was never stopped.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Seed the epoch."""
+        torch.manual_seed(epoch_seed(self.seed, trainer.current_epoch, trainer.global_rank))
+
+
+class SpeedMonitor(Callback):
+    """Logs `throughput/samples_per_s` once per epoch (training steps only, all ranks) and `lr` as it moves."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the epoch's clock."""
+        self._samples = 0
+        self._seconds = 0.0
+        self._last = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count; validation lies between the last batch and the epoch's end, and so stays outside."""
+        self._samples += len(batch[1])
+        self._seconds = time.perf_counter() - self._last
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            for logger in trainer.loggers:
+                logger.log_metrics({"lr": _learning_rate(trainer)}, step=trainer.global_step)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the epoch's speed, and the rate that the next step would take."""
+        speed = self._samples * trainer.world_size / self._seconds
+        pl_module.log_dict({"throughput/samples_per_s": speed, "lr": _learning_rate(trainer)})
+
+
+def _learning_rate(trainer: Trainer) -> float:
+    return float(trainer.optimizers[0].param_groups[0]["lr"])

@@ -1,0 +1,118 @@
+"""The finders behind `learning_rate: auto` and `batch_size: auto`: Lightning's Tuner, bounded and with an answer always."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.tuner import Tuner
+
+from tenfold.data.datamodule import ImageData
+from tenfold.modeling.module import Classifier
+from tenfold.params import Train, TuneBatchSize, TuneLearningRate
+from tenfold.training.tricks import build_trainer
+
+STEPS_PER_TRIAL = 3
+TIMED_STEPS = 10
+WORTHWHILE = 1.05  # growth of samples per second below which a larger batch is not worth its cost
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """What the learning-rate finder saw.
+
+    Attributes:
+        learning_rates: tried, rising.
+        losses: smoothed, one per learning rate.
+        suggestion: the learning rate where the loss falls most steeply; None when there is no such place.
+    """
+
+    learning_rates: list[float]
+    losses: list[float]
+    suggestion: float | None
+
+
+def find_learning_rate(train: Train, tune: TuneLearningRate, module: Classifier, data: ImageData) -> RangeTest:
+    """Lightning's learning-rate finder: an exponential range test with a smoothed loss.
+
+    The module's weights are afterwards as they were.
+    """
+    trainer = _trainer(train)
+    finder = Tuner(trainer).lr_find(
+        module, datamodule=data, min_lr=tune.min, max_lr=tune.max, num_training=tune.steps, update_attr=False
+    )
+    if finder is None:
+        return RangeTest([], [], None)
+    rates, losses = finder.results["lr"], finder.results["loss"]
+    suggestion = finder.suggestion() if len(losses) > 12 else None  # the finder itself leaves out the first 10
+    found = suggestion if suggestion is not None and math.isfinite(suggestion) and suggestion > 0 else None
+    return RangeTest([float(rate) for rate in rates], [float(loss) for loss in losses], found)
+
+
+def find_batch_size(
+    train: Train, tune: TuneBatchSize, module: Classifier, data: ImageData
+) -> tuple[int, list[dict[str, Any]]]:
+    """The batch size by the configured method, at most `tune.max` and the number of training images.
+
+    Returns:
+        The batch size, and one row per size tried.
+    """
+    limit = min(tune.max, len(data.train_set))
+    data.batch_size = min(tune.min, limit)
+    if tune.method == "throughput":
+        return _fastest(train, module, data, limit)
+    data.sizes_tried.clear()
+    found = Tuner(_trainer(train)).scale_batch_size(
+        module,
+        datamodule=data,
+        mode=tune.method,
+        init_val=data.batch_size,
+        steps_per_trial=STEPS_PER_TRIAL,
+        max_val=limit + 1,  # Lightning stops before it tries this value
+        margin=0.0,
+    )
+    size = min(found or data.batch_size, limit)
+    tried = sorted({min(tried, limit) for tried in data.sizes_tried} | {size})
+    return size, [{"batch_size": tried_size, "fits": tried_size <= size} for tried_size in tried]
+
+
+def _fastest(train: Train, module: Classifier, data: ImageData, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    """Double until samples per second stop growing."""
+    best, best_rate = data.batch_size, 0.0
+    rows: list[dict[str, Any]] = []
+    size = data.batch_size
+    while size <= limit:
+        data.batch_size = size
+        clock = _StepClock()
+        _trainer(train, max_steps=TIMED_STEPS, callbacks=[clock], limit_val_batches=0).fit(copy.deepcopy(module), data)
+        rate = size / clock.median_seconds()
+        rows.append({"batch_size": size, "samples_per_s": round(rate, 1)})
+        if rate < best_rate * WORTHWHILE:
+            break
+        best, best_rate = size, rate
+        size *= 2
+    return best, rows
+
+
+class _StepClock(Callback):
+    """Times steps; the first two, which warm up, are left out."""
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._ends.append(time.perf_counter())
+
+    def median_seconds(self) -> float:
+        steps = sorted(end - start for start, end in zip(self._ends[1:], self._ends[2:], strict=False))
+        return steps[len(steps) // 2] if steps else math.inf
+
+
+def _trainer(train: Train, **flags: Any) -> Trainer:
+    return build_trainer(
+        train, **({"devices": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | flags)
+    )

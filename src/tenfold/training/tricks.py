@@ -1,0 +1,133 @@
+"""The tricks: each a key of `train` in `params.yaml`, turned here into what Lightning and torch understand."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from tenfold.data.datamodule import ImageData
+from tenfold.errors import TenfoldError
+from tenfold.params import Train
+
+
+def device_kind(train: Train) -> str:
+    """The kind of device that training runs on here: `cpu`, `cuda`, `mps`, `tpu`, …"""
+    if train.accelerator in ("cpu", "tpu"):
+        return train.accelerator
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found.type if found else "cpu"
+
+
+def effective_precision(train: Train) -> str:
+    """The precision that `auto` stands for: bf16 where the hardware's flags promise it fast, never by timing.
+
+    Raises:
+        TenfoldError: 16-bit floats are asked for on a CPU (Lightning would quietly take bf16).
+    """
+    kind = device_kind(train)
+    if train.precision == "16-mixed" and kind == "cpu":
+        raise TenfoldError(
+            "train.precision: '16-mixed' needs a GPU, and none is to be used here. "
+            "Allowed on a CPU: 'auto', '32-true', 'bf16-mixed', 'bf16-true', '64-true'"
+        )
+    if train.precision != "auto":
+        return train.precision
+    if kind == "cpu":
+        flags = torch.cpu.get_capabilities()
+        fast = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "arm_bf16"))
+    else:
+        fast = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16-mixed" if fast else "32-true"
+
+
+def build_trainer(train: Train, **flags: Any) -> Trainer:
+    """A Lightning Trainer with the configured hardware and precision; quiet, and leaving no files behind.
+
+    Raises:
+        TenfoldError: this machine has not the accelerator or the devices that are asked for.
+    """
+    try:
+        return Trainer(
+            accelerator=train.accelerator,
+            precision=effective_precision(train),
+            deterministic=train.deterministic,
+            default_root_dir=tempfile.gettempdir(),
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # the batches are dealt out to the ranks by ImageData
+            **flags,
+        )
+    except (MisconfigurationException, RuntimeError) as error:
+        raise TenfoldError(
+            f"train.accelerator: {train.accelerator!r} with train.devices: {train.devices!r} is not to be had on this "
+            f"machine ({error}). Use 'auto' with 1"
+        ) from None
+
+
+def training_flags(train: Train) -> dict[str, Any]:
+    """Trainer arguments that belong to the whole training, not to the hardware alone."""
+    return {
+        "devices": train.devices,
+        "num_nodes": train.num_nodes,
+        "strategy": train.strategy,
+        "max_epochs": train.max_epochs,
+        "accumulate_grad_batches": train.accumulate_grad_batches,
+        "gradient_clip_val": train.gradient_clip_val,
+        "gradient_clip_algorithm": train.gradient_clip_algorithm if train.gradient_clip_val else None,
+    }
+
+
+def checkpointing(train: Train, folder: Path) -> ModelCheckpoint:
+    """Keeps the best checkpoints by `train.monitor`, and the last, in `folder`."""
+    return ModelCheckpoint(
+        folder,
+        filename="epoch={epoch}",
+        auto_insert_metric_name=False,
+        monitor=train.monitor,
+        mode=_mode(train),
+        save_top_k=train.save_top_k,
+        save_last=True,
+    )
+
+
+def stopping(train: Train) -> list[Callback]:
+    """Early stopping, if there is to be any."""
+    patience = train.early_stopping.patience
+    if patience is None:
+        return []
+    return [
+        EarlyStopping(train.monitor, min_delta=train.early_stopping.min_delta, patience=patience, mode=_mode(train))
+    ]
+
+
+def progress() -> list[Callback]:
+    """A Rich bar on a terminal; in a log, the history announces each epoch in a plain line instead."""
+    return [RichProgressBar()] if sys.stdout.isatty() else []
+
+
+def apply_memory_format(train: Train, network: torch.nn.Module) -> None:
+    """Channels-last weights make convolutions choose that layout for all that follows."""
+    if train.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def build_data(train: Train, batch_size: int, seed: int) -> ImageData:
+    """The data module with the loader's settings resolved: an array in memory is cut faster than workers could send it."""
+    return ImageData(
+        batch_size,
+        train.eval_batch_size,
+        seed,
+        num_workers=0 if train.num_workers == "auto" else train.num_workers,
+        pin_memory=device_kind(train) == "cuda" if train.pin_memory == "auto" else train.pin_memory,
+    )
+
+
+def _mode(train: Train) -> str:
+    return "max" if train.monitor.endswith("acc") else "min"
