@@ -34,9 +34,10 @@ def run(params: Params) -> None:
 
     seed_everything(params.seed, verbose=False)
     data = tricks.build_data(train, batch_size, params.seed)
-    classifier = build_classifier(params, Summary.load(), learning_rate, train.schedule)
+    summary = Summary.load()
+    classifier = build_classifier(params, summary, learning_rate, train.schedule)
 
-    title = f"{params.data.dataset} {params.model.network} {train.max_epochs} epochs"
+    title = f"{summary.dataset} {params.model.network} {train.max_epochs} epochs"
     with runs.open_run("tenfold", title) as tracked, tempfile.TemporaryDirectory() as scratch:
         records.record_settings(tracked.id, params)
         records.record_dataset(tracked.id, Path())

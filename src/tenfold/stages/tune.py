@@ -26,7 +26,7 @@ def run(params: Params) -> None:
 
     from tenfold.tracking import records, runs
 
-    with runs.open_run("tenfold-tune", f"{params.data.dataset} {params.model.network}") as tracked:
+    with runs.open_run("tenfold-tune", f"{Summary.load().dataset} {params.model.network}") as tracked:
         with paths.writing(paths.TUNE) as folder:
             folder.mkdir()
             search(params, folder)

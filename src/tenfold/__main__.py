@@ -1,0 +1,131 @@
+"""The command line: one verb per stage of the pipeline, and the verbs for people."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tenfold import paths
+from tenfold.errors import TenfoldError
+from tenfold.params import Params
+
+app = typer.Typer(
+    name="tenfold",
+    help="A reproducible, tracked training pipeline. `dvc repro` runs all stages; settings stand in params.yaml.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+STAGES = "Stages (run by dvc repro)"
+PEOPLE = "For people"
+
+
+def _stage(name: str) -> None:
+    """Run a stage in the project's root, after checking all settings, not only its own."""
+    params = Params.load()
+    importlib.import_module(f"tenfold.stages.{name}").run(params)
+
+
+@app.command(rich_help_panel=STAGES)
+def download() -> None:
+    """Fetch the data set and verify its files."""
+    _stage("download")
+
+
+@app.command(rich_help_panel=STAGES)
+def split() -> None:
+    """Divide the images into train, val and test."""
+    _stage("split")
+
+
+@app.command(rich_help_panel=STAGES)
+def tune() -> None:
+    """Find the learning rate and the batch size that `auto` stands for."""
+    _stage("tune")
+
+
+@app.command(rich_help_panel=STAGES)
+def train() -> None:
+    """Train the network and keep the best weights."""
+    _stage("train")
+
+
+@app.command(rich_help_panel=STAGES)
+def evaluate() -> None:
+    """Measure the best weights on train, val and test."""
+    _stage("evaluate")
+
+
+@app.command(rich_help_panel=STAGES)
+def export() -> None:
+    """Write the ONNX model, log and register it."""
+    _stage("export")
+
+
+@app.command(rich_help_panel=PEOPLE)
+def sync() -> None:
+    """Bring the MLflow store in line with the files of this checkout."""
+    from tenfold.tracking.sync import sync as bring_in_line
+
+    print(bring_in_line(paths.Path()))
+
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)]
+
+
+@app.command(rich_help_panel=PEOPLE)
+def ui(host: Host = "127.0.0.1", port: Port = 5000) -> None:
+    """Browse the runs in MLflow's pages."""
+    from tenfold.servers import open_ui
+
+    open_ui(host, port)
+
+
+@app.command(rich_help_panel=PEOPLE)
+def serve(
+    model: Annotated[str, typer.Option(help="Any MLflow model URI; by default the champion.")] = "",
+    host: Host = "127.0.0.1",
+    port: Port = 5001,
+) -> None:
+    """Serve a registered model over HTTP."""
+    from tenfold.servers import serve_model
+
+    serve_model(model or f"models:/tenfold-{Params.load().data.dataset}@champion", host, port)
+
+
+@app.command(
+    rich_help_panel=PEOPLE,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]},
+)
+def repro(
+    context: typer.Context,
+    stage: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+) -> None:
+    """Run the pipeline with other settings, as a DVC experiment: `tenfold repro --max_epochs 3`.
+
+    Settings go by their flat names: `train.max_epochs` is `--max_epochs`, `data.dataset` is `--data_dataset`. Those not
+    given are as in params.yaml, which stays as it is. This is what `mlflow run` calls.
+    """
+    from tenfold.reproduce import reproduce
+
+    reproduce(context.args, stage)
+
+
+def main() -> None:
+    """Run a verb in the project's root; errors that the user can mend are shown as a message, with exit status 1."""
+    try:
+        os.chdir(paths.find_root())
+        app()
+    except TenfoldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The servers that people start: MLflow's pages, and the registered model over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tenfold.errors import TenfoldError
+from tenfold.tracking import store
+
+
+def open_ui(host: str, port: int) -> NoReturn:
+    """Become MLflow's web server over the project's store.
+
+    Raises:
+        TenfoldError: the store is a server of its own, or the port is taken.
+    """
+    uri = store.tracking_uri()
+    if uri.startswith("http"):
+        raise TenfoldError(f"the store is a server and has its own pages: open {uri}")
+    _check_port(host, port)
+    store.check()
+    print(f"MLflow on http://{host}:{port} (end with Ctrl+C)", flush=True)
+    _become("ui", "--backend-store-uri", uri, "--host", host, "--port", str(port))
+
+
+def serve_model(model_uri: str, host: str, port: int) -> NoReturn:
+    """Become `mlflow models serve` for a model of the store, in the environment at hand.
+
+    Raises:
+        TenfoldError: the port is taken.
+    """
+    _check_port(host, port)
+    print(f"{model_uri} on http://{host}:{port}/invocations (end with Ctrl+C)", flush=True)
+    _become("models", "serve", "-m", model_uri, "--env-manager", "local", "--host", host, "--port", str(port))
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise TenfoldError(
+                f"port {port} on {host} cannot be used ({error.strerror}). Choose another with --port, or make: PORT=…"
+            ) from None
+
+
+def _become(*arguments: str) -> NoReturn:
+    """Replace this process by the MLflow of its own environment, whose `uvicorn` MLflow looks for on the PATH."""
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "MLFLOW_TRACKING_URI": store.tracking_uri(),
+    }
+    os.execve(sys.executable, [sys.executable, "-m", "mlflow", *arguments], environment)
