@@ -25,6 +25,13 @@ STAGES = "Stages (run by dvc repro)"
 PEOPLE = "For people"
 
 
+@app.callback()
+def project() -> None:
+    """Work in the project's root, from wherever in the project the verb was typed."""
+    if "--help" not in sys.argv:
+        os.chdir(paths.find_root())
+
+
 def _stage(name: str) -> None:
     """Run a stage in the project's root, after checking all settings, not only its own."""
     params = Params.load()
@@ -105,7 +112,7 @@ def serve(
 )
 def repro(
     context: typer.Context,
-    stage: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+    until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
 ) -> None:
     """Run the pipeline with other settings, as a DVC experiment: `tenfold repro --max_epochs 3`.
 
@@ -114,13 +121,12 @@ def repro(
     """
     from tenfold.reproduce import reproduce
 
-    reproduce(context.args, stage)
+    reproduce(context.args, until)
 
 
 def main() -> None:
-    """Run a verb in the project's root; errors that the user can mend are shown as a message, with exit status 1."""
+    """Run a verb; errors that the user can mend are shown as a message, with exit status 1."""
     try:
-        os.chdir(paths.find_root())
         app()
     except TenfoldError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -238,10 +238,15 @@ class Params(Section):
             raise TenfoldError(f"{path}: cannot be read ({error.strerror}). Restore it: git checkout {path}") from None
         except (YAMLError, UnicodeDecodeError) as error:
             raise TenfoldError(f"{path}: is not valid YAML: {error}") from None
+        return cls.check(document, str(path))
+
+    @classmethod
+    def check(cls, document: Any, source: str) -> Params:
+        """Settings from plain values; `source` says in errors where they stand."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            raise TenfoldError(_explain(path, error)) from None
+            raise TenfoldError(_explain(source, error)) from None
 
     def flat(self) -> dict[str, Any]:
         """Every setting under its dotted name: `{"train.optimizer.name": "adamw", …}`."""
@@ -270,7 +275,7 @@ def _describe(section: type[BaseModel], prefix: str = "") -> list[tuple[str, str
     return rows
 
 
-def _explain(path: Path, error: ValidationError) -> str:
+def _explain(source: str, error: ValidationError) -> str:
     """One line per wrong key: where, what was found, what is allowed."""
     problems: dict[str, list[str]] = {}
     found: dict[str, Any] = {}
@@ -279,7 +284,7 @@ def _explain(path: Path, error: ValidationError) -> str:
         problems.setdefault(key, []).append(_problem(key, detail["type"], detail["msg"]))
         found[key] = detail["input"]
     lines = [
-        f"{path}: {key or 'the file'}: " + (reasons[0] if len(reasons) == 1 else " or ".join(dict.fromkeys(reasons)))
+        f"{source}: {key or 'the file'}: " + (reasons[0] if len(reasons) == 1 else " or ".join(dict.fromkeys(reasons)))
         + ("" if isinstance(found[key], dict) or "unknown key" in reasons[0] else f"; found {found[key]!r}")
         for key, reasons in problems.items()
     ]
