@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -79,7 +80,7 @@ def sync() -> None:
     """Bring the MLflow store in line with the files of this checkout."""
     from tenfold.tracking.sync import sync as bring_in_line
 
-    print(bring_in_line(paths.Path()))
+    print(bring_in_line(Path()))
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -108,7 +109,11 @@ def serve(
 
 @app.command(
     rich_help_panel=PEOPLE,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]},
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": ["--help"],
+    },
 )
 def repro(
     context: typer.Context,
@@ -126,6 +131,8 @@ def repro(
 
 def main() -> None:
     """Run a verb; errors that the user can mend are shown as a message, with exit status 1."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars are for terminals
     try:
         app()
     except TenfoldError as error:

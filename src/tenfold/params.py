@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from tenfold import paths
 from tenfold.errors import TenfoldError
@@ -81,8 +82,8 @@ class TuneBatchSize(Section):
     """The batch-size finder."""
 
     method: Literal["power", "binsearch", "throughput"] = Field(
-        description="`power` doubles and `binsearch` bisects until memory runs out or `max` is reached, the same answer "
-        "on every machine with memory enough. `throughput` doubles until samples per second stop growing: "
+        description="`power` doubles and `binsearch` bisects until memory runs out or `max` is reached, the same "
+        "answer on every machine with memory enough. `throughput` doubles until samples per second stop growing: "
         "a timing, so not reproducible."
     )
     min: PositiveInt = Field(description="First batch size tried.")
@@ -188,7 +189,7 @@ class Train(Section):
             )
         if self.accelerator == "cpu" and self.precision == "16-mixed":
             raise ValueError(
-                "precision '16-mixed' needs a GPU, but accelerator is 'cpu': use 'bf16-mixed', '32-true' or 'auto'"
+                "precision '16-mixed' needs a GPU, and accelerator is 'cpu': use 'bf16-mixed', '32-true' or 'auto'"
             )
         return self
 
@@ -284,7 +285,8 @@ def _explain(source: str, error: ValidationError) -> str:
         problems.setdefault(key, []).append(_problem(key, detail["type"], detail["msg"]))
         found[key] = detail["input"]
     lines = [
-        f"{source}: {key or 'the file'}: " + (reasons[0] if len(reasons) == 1 else " or ".join(dict.fromkeys(reasons)))
+        f"{source}: {key or 'the file'}: "
+        + (reasons[0] if len(reasons) == 1 else " or ".join(dict.fromkeys(reasons)))
         + ("" if isinstance(found[key], dict) or "unknown key" in reasons[0] else f"; found {found[key]!r}")
         for key, reasons in problems.items()
     ]

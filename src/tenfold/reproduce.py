@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from tenfold import paths
 from tenfold.errors import TenfoldError
@@ -18,7 +19,7 @@ from tenfold.params import Params, describe
 
 
 def flat_names() -> dict[str, str]:
-    """Flat name to dotted key: `{"max_epochs": "train.max_epochs", "data_dataset": "data.dataset", …}`.
+    """Flat name to dotted key: `{"max_epochs": "train.max_epochs", "data_dataset": "data.dataset"}`.
 
     MLflow puts the names of a project's parameters through `str.format` and onto a command line, where dots do not pass.
     """
@@ -39,16 +40,14 @@ def parse_overrides(arguments: list[str]) -> dict[str, str]:
         name = option.removeprefix("--").replace("-", "_")
         if not option.startswith("--") or name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            raise TenfoldError(
-                f"{option}: no such setting" + (f"; did you mean --{near[0]}?" if near else "")
-                + f" Settings: {', '.join(names)}"
-            )
+            hint = f"did you mean --{near[0]}?" if near else "all are listed by: tenfold repro --help"
+            raise TenfoldError(f"{option}: no such setting; {hint}")
         if not separator:
             if not rest:
                 raise TenfoldError(f"{option}: a value is missing: {option} VALUE")
             value = rest.pop(0)
         if names[name] in overrides:
-            raise TenfoldError(f"{option}: given twice")
+            raise TenfoldError(f"{option}={value}: given twice")
         overrides[names[name]] = value
     return overrides
 

@@ -31,7 +31,14 @@ def random_affine(images: Tensor, shift: float, rotate: float, scale: float) -> 
     size = 1 + size * scale
     cos, sin = angle.cos() / size, angle.sin() / size
     theta = torch.stack(
-        [cos, -sin * height / width, right * 2 * shift / width, sin * width / height, cos, down * 2 * shift / height],
+        [
+            cos,
+            -sin * height / width,
+            right * 2 * shift / width,
+            sin * width / height,
+            cos,
+            down * 2 * shift / height,
+        ],
         dim=1,
     ).view(count, 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)

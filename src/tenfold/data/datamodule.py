@@ -31,11 +31,13 @@ class ImageSet(Dataset[Batch]):
             self.images = torch.from_numpy(np.load(folder / "images.npy"))
             self.labels = torch.from_numpy(np.load(folder / "labels.npy"))
         except (OSError, ValueError, EOFError) as error:
-            raise TenfoldError(f"{folder}: no readable images.npy and labels.npy ({error}). Make them: dvc repro split") from None
+            raise TenfoldError(
+                f"{folder}: no readable images.npy and labels.npy ({error}). Make them: dvc repro split"
+            ) from None
         if len(self.images) != len(self.labels) or self.images.dtype != torch.uint8:
             raise TenfoldError(
-                f"{folder}: {len(self.images)} images ({self.images.dtype}) and {len(self.labels)} labels do not belong "
-                "together. Make them again: dvc repro -f split"
+                f"{folder}: {len(self.images)} images ({self.images.dtype}) and {len(self.labels)} labels do not "
+                "belong together. Make them again: dvc repro -f split"
             )
 
     def __len__(self) -> int:
@@ -128,7 +130,9 @@ class ImageData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled by (seed, epoch, rank)."""
         self.sizes_tried.append(self.batch_size)
-        return self._loader(self.train_set, TrainBatches(len(self.train_set), self.batch_size, self.seed, *self._rank()))
+        return self._loader(
+            self.train_set, TrainBatches(len(self.train_set), self.batch_size, self.seed, *self._rank())
+        )
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """In order."""

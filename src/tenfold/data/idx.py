@@ -42,9 +42,7 @@ def read_labels(path: Path, classes: int) -> NDArray[np.int64]:
     wrong = np.flatnonzero(labels >= classes)
     if wrong.size:
         first = int(wrong[0])
-        raise TenfoldError(
-            f"{path}: expected labels 0…{classes - 1}, found {labels[first]} at position {first:,}"
-        )
+        raise TenfoldError(f"{path}: expected labels 0…{classes - 1}, found {labels[first]} at position {first:,}")
     return labels.astype(np.int64)
 
 
@@ -73,9 +71,7 @@ def _read(path: Path, ndim: int) -> NDArray[np.uint8]:
     magic = bytes((0, 0, _UINT8, ndim))
     start = len(magic) + 4 * ndim
     if content[:4] != magic:
-        raise TenfoldError(
-            f"{path}: expected IDX {_KINDS[ndim]} (magic {magic.hex()}), found {_describe(content)}"
-        )
+        raise TenfoldError(f"{path}: expected IDX {_KINDS[ndim]} (magic {magic.hex()}), found {_describe(content)}")
     if len(content) < start:
         raise TenfoldError(f"{path}: expected a header of {start} bytes, found {len(content)} bytes in all")
     shape = struct.unpack_from(f">{ndim}I", content, len(magic))
@@ -84,9 +80,7 @@ def _read(path: Path, ndim: int) -> NDArray[np.uint8]:
         raise TenfoldError(f"{path}: expected at least one value, found a header of {text}")
     if found != expected:
         excess = f": {found - expected:,} trailing" if found > expected else ": it is cut short"
-        raise TenfoldError(
-            f"{path}: expected {expected:,} bytes after the header ({text}), found {found:,}{excess}"
-        )
+        raise TenfoldError(f"{path}: expected {expected:,} bytes after the header ({text}), found {found:,}{excess}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -100,23 +94,17 @@ def _unpacked(path: Path) -> bytes:
         raise TenfoldError(f"{path}: expected an IDX file, found an empty file")
     if path.suffix != ".gz":
         if packed.startswith(_GZIP):
-            raise TenfoldError(
-                f"{path}: expected a plain file, as its name does not end in .gz, found a gzip file"
-            )
+            raise TenfoldError(f"{path}: expected a plain file, as its name does not end in .gz, found a gzip file")
         return packed
     if not packed.startswith(_GZIP):
-        raise TenfoldError(
-            f"{path}: expected a gzip file, as its name ends in .gz, found {_describe(packed)}"
-        )
+        raise TenfoldError(f"{path}: expected a gzip file, as its name ends in .gz, found {_describe(packed)}")
     member = zlib.decompressobj(wbits=31)
     try:
         content = member.decompress(packed)
     except zlib.error as error:
         raise TenfoldError(f"{path}: expected a gzip file, found a damaged one ({error})") from None
     if not member.eof:
-        raise TenfoldError(
-            f"{path}: expected a whole gzip file, found one cut short after {len(packed):,} bytes"
-        )
+        raise TenfoldError(f"{path}: expected a whole gzip file, found one cut short after {len(packed):,} bytes")
     if member.unused_data:
         raise TenfoldError(
             f"{path}: expected one gzip file, found {len(member.unused_data):,} trailing bytes after its end"

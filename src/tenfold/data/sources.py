@@ -261,9 +261,7 @@ def _download(url: str, target: Path) -> None:
         raise _MissedError("no answer in time", source_is_down=True) from None
     except requests.ConnectionError as error:
         cause = getattr(error.args[0], "reason", error) if error.args else error
-        raise _MissedError(
-            f"cannot be reached ({str(cause).rpartition('): ')[2]})", source_is_down=True
-        ) from None
+        raise _MissedError(f"cannot be reached ({str(cause).rpartition('): ')[2]})", source_is_down=True) from None
     except requests.RequestException as error:
         raise _MissedError(f"broke off ({error})") from None
 
@@ -283,6 +281,4 @@ def _verify(path: Path, file: File) -> None:
 def _compare(state: str, content: bytes, expected: str) -> None:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != expected:
-        raise _MissedError(
-            f"{state}is another file: md5 {found} ({len(content):,} bytes), expected md5 {expected}"
-        )
+        raise _MissedError(f"{state}is another file: md5 {found} ({len(content):,} bytes), expected md5 {expected}")

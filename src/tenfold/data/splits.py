@@ -151,8 +151,7 @@ def summarise(dataset: str, classes: Sequence[str], parts: Mapping[str, Images])
         image_shape=(shape[0], shape[1], shape[2]),
         counts={name: len(part.labels) for name, part in parts.items()},
         per_class={
-            name: tuple(np.bincount(part.labels, minlength=len(classes)).tolist())
-            for name, part in parts.items()
+            name: tuple(np.bincount(part.labels, minlength=len(classes)).tolist()) for name, part in parts.items()
         },
         mean=mean,
         std=std,

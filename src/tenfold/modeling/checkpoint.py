@@ -25,7 +25,10 @@ def save(path: Path, network: nn.Module, spec: NetworkSpec, training: dict[str, 
         spec: what `network` was built from.
         training: plain values that tell how it was trained (learning rate, optimizer, …).
     """
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    weights = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in network.state_dict().items()
+    }
     with path.open("wb") as file:  # a file object: given a path, torch writes the file's name into the archive
         torch.save(
             {
@@ -49,7 +52,7 @@ def load_network(path: Path) -> tuple[PixelNetwork, NetworkSpec]:
     advice = "Make it again: dvc repro -f train"
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        described = dict(content["hyper_parameters"]["spec"])
+        described: dict[str, Any] = dict(content["hyper_parameters"]["spec"])
         weights = content["state_dict"]
     except FileNotFoundError:
         raise TenfoldError(f"{path}: missing. Make it: dvc repro train") from None

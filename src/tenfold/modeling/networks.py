@@ -51,6 +51,7 @@ class PixelNetwork(nn.Module):
         self.layers = NETWORKS[spec.network](spec)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Pixels [N, C, H, W] to logits [N, K]."""
         logits: Tensor = self.layers((images.to(self.mean.dtype) - self.mean) / self.std)
         return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -61,9 +62,10 @@ def build(spec: NetworkSpec) -> PixelNetwork:
 
 
 class GlobalMaxPool(nn.Module):
-    """[N, C, H, W] → [N, C]: the largest value of each feature map."""
+    """The largest value of each feature map."""
 
     def forward(self, features: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, C]."""
         return features.amax(dim=(2, 3))
 
 
@@ -86,28 +88,37 @@ def _article(spec: NetworkSpec) -> nn.Module:
     )
 
 
-def _convolution(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
-    )
+def _block(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, pool: bool = False) -> nn.Module:
+    """Convolution, then pooling, which makes all that follows four times cheaper, then BatchNorm and ReLU."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+    return nn.Sequential(convolution, *[nn.MaxPool2d(2)] * pool, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
 def _compact(spec: NetworkSpec) -> nn.Module:
-    """A strided stem that writes little, two pairs of 3×3 convolutions, the largest value of each feature map."""
+    """A strided stem that writes little, three 3×3 convolutions, the largest value of each feature map.
+
+    The stem brings images of any size to about 14×14. Padding is left out where the feature map is large enough
+    (28×28 becomes 13, 11, pooled 5, 5, 3), which makes it cheaper and no worse; small maps keep it. 61,162
+    parameters with width 16, one channel and 10 classes.
+    """
     width = spec.width
-    return nn.Sequential(
-        nn.Conv2d(spec.channels, width, kernel_size=4, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        _convolution(width, width),
-        _convolution(width, width),
-        nn.MaxPool2d(2),
-        _convolution(width, 2 * width),
-        _convolution(2 * width, 2 * width),
-        GlobalMaxPool(),
-        nn.Dropout(spec.dropout),
-        nn.Linear(2 * width, len(spec.classes)),
-    )
+    side = min(spec.image_size)
+    stride = max(1, round(side / 14))
+    kernel = 2 * stride if stride > 1 else 3
+    side = (side - kernel) // stride + 1
+    blocks = [_block(spec.channels, width, kernel, stride)]
+    inputs = width
+    for outputs, shrink, pool in (
+        (2 * width, True, True),
+        (4 * width, False, False),
+        (4 * width, True, False),
+    ):
+        padding = 0 if shrink and side >= 5 else 1
+        blocks.append(_block(inputs, outputs, 3, 1, padding, pool))
+        side = (side - 2 + 2 * padding) // (2 if pool else 1)
+        inputs = outputs
+    head = nn.Linear(inputs, len(spec.classes))
+    return nn.Sequential(*blocks, GlobalMaxPool(), nn.Dropout(spec.dropout), head)
 
 
 NETWORKS: dict[str, Callable[[NetworkSpec], nn.Module]] = {"compact": _compact, "article": _article}

@@ -11,9 +11,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 from tenfold import params as settings
 
 
-def build_optimizer(
-    weights: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer
-) -> Optimizer:
+def build_optimizer(weights: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer) -> Optimizer:
     """The optimizer named in `train.optimizer`."""
     decay = chosen.weight_decay
     betas = (chosen.betas[0], chosen.betas[1])
@@ -30,11 +28,13 @@ def build_optimizer(
 
 
 def build_schedule(optimizer: Optimizer, learning_rate: float, chosen: settings.Schedule, steps: int) -> LRScheduler:
-    """The schedule named in `train.schedule`; `learning_rate` is its peak, `steps` the optimizer steps of the training."""
+    """The schedule named in `train.schedule`: `learning_rate` is its peak, `steps` its length in optimizer steps."""
     match chosen.name:
         case "constant":
             return ConstantLR(optimizer, factor=1.0)
         case "cosine":
             return CosineAnnealingLR(optimizer, T_max=steps)
         case "one_cycle":
-            return OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=chosen.warmup, cycle_momentum=False)
+            return OneCycleLR(
+                optimizer, learning_rate, total_steps=steps, pct_start=chosen.warmup, cycle_momentum=False
+            )

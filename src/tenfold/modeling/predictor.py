@@ -38,4 +38,5 @@ class Predictor(LightningModule):
 
     def predict_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Logits [N, K] of a batch."""
-        return self(batch[0])
+        logits: Tensor = self(batch[0])
+        return logits

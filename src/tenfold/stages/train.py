@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer, seed_everything
-from pytorch_lightning.utilities.model_summary import ModelSummary
+from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
 
 from tenfold import paths
 from tenfold.data.splits import Summary
 from tenfold.modeling import checkpoint
 from tenfold.modeling.module import Classifier
+from tenfold.modeling.predictor import Predictor
 from tenfold.params import Params
 from tenfold.report import figures
 from tenfold.tracking import records, runs
@@ -47,7 +48,7 @@ def run(params: Params) -> None:
         trainer = tricks.build_trainer(
             train,
             logger=[history, logger],
-            callbacks=[EpochSeed(params.seed), SpeedMonitor(), keeper, *tricks.stopping(train), *tricks.progress()],
+            callbacks=[EpochSeed(params.seed), SpeedMonitor(), keeper, *tricks.stopping(train)],
             **tricks.training_flags(train),
         )
         started = time.perf_counter()
@@ -59,11 +60,9 @@ def run(params: Params) -> None:
         records.record_training(tracked.id, Path(), live=True)
 
 
-def write_outs(
-    classifier: Classifier, trainer: Trainer, history: History, best: str, training: dict[str, Any]
-) -> None:
+def write_outs(classifier: Classifier, trainer: Trainer, history: History, best: str, training: dict[str, Any]) -> None:
     """Write the best weights, the history, its picture and the summary of the network."""
-    summary = str(ModelSummary(classifier, max_depth=-1))
+    summary = str(ModelSummary(Predictor(classifier.network, classifier.spec), max_depth=-1))
     classifier.load_state_dict(torch.load(best, weights_only=True)["state_dict"])
     with paths.writing(paths.BEST_CHECKPOINT) as file:
         checkpoint.save(file, classifier.network, classifier.spec, training)
@@ -81,7 +80,9 @@ def _settings(params: Params, learning_rate: float, batch_size: int) -> dict[str
         "learning_rate": learning_rate,
         "batch_size": batch_size,
         "precision": tricks.effective_precision(params.train),
-    } | params.train.model_dump(mode="json", include={"max_epochs", "optimizer", "schedule", "label_smoothing", "augment"})
+    } | params.train.model_dump(
+        mode="json", include={"max_epochs", "optimizer", "schedule", "label_smoothing", "augment"}
+    )
 
 
 def _line(row: dict[str, float], epochs: int) -> str:

@@ -68,7 +68,7 @@ def search(params: Params, folder: Path) -> None:
         ]
         _write_rows(folder / "learning_rate.csv", rows)
         figures.save(
-            figures.learning_rate_curve(test.learning_rates, test.losses, learning_rate["value"]),
+            figures.learning_rate_search(test.learning_rates, test.losses, test.suggestion),
             folder / "learning_rate.png",
         )
         print(f"tune: learning rate {learning_rate['value']:.3g} ({learning_rate['source']})")

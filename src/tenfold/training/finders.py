@@ -1,4 +1,4 @@
-"""The finders behind `learning_rate: auto` and `batch_size: auto`: Lightning's Tuner, bounded and with an answer always."""
+"""The finders behind `learning_rate: auto` and `batch_size: auto`: Lightning's Tuner, bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.tuner import Tuner
+from pytorch_lightning.tuner.tuning import Tuner
 
 from tenfold.data.datamodule import ImageData
 from tenfold.modeling.module import Classifier
@@ -113,6 +113,5 @@ class _StepClock(Callback):
 
 
 def _trainer(train: Train, **flags: Any) -> Trainer:
-    return build_trainer(
-        train, **({"devices": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | flags)
-    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return build_trainer(train, devices=1, max_epochs=-1, **quiet, **flags)

@@ -14,7 +14,7 @@ COLUMNS = ("epoch", "step", "lr", "train/loss", "train/acc", "val/loss", "val/ac
 
 
 class History(Logger):
-    """A Lightning logger that keeps what is reproducible: epoch (from 0), optimizer steps so far, rate, losses, accuracies.
+    """A Lightning logger that keeps what is reproducible: epoch (from 0), optimizer steps so far, rate, metrics.
 
     Args:
         announce: called with each row when its epoch has ended.
@@ -38,7 +38,11 @@ class History(Logger):
             return
         self._pending |= metrics
         if "train/loss" in metrics:
-            row = {"epoch": int(metrics["epoch"]), "step": (step or 0) + 1, "lr": float(f"{self._pending['lr']:.6g}")}
+            row = {
+                "epoch": int(metrics["epoch"]),
+                "step": (step or 0) + 1,
+                "lr": float(f"{self._pending['lr']:.6g}"),
+            }
             row |= {name: round(self._pending[name], 6) for name in COLUMNS[3:] if name in self._pending}
             self.rows.append(row)
             self._announce(row)

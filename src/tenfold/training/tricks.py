@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from tenfold.data.datamodule import ImageData
 from tenfold.errors import TenfoldError
 from tenfold.params import Train
+
+Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 
 
 def device_kind(train: Train) -> str:
@@ -25,7 +29,7 @@ def device_kind(train: Train) -> str:
     return found.type if found else "cpu"
 
 
-def effective_precision(train: Train) -> str:
+def effective_precision(train: Train) -> Precision:
     """The precision that `auto` stands for: bf16 where the hardware's flags promise it fast, never by timing.
 
     Raises:
@@ -53,6 +57,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
     Raises:
         TenfoldError: this machine has not the accelerator or the devices that are asked for.
     """
+    _quieten()
     try:
         return Trainer(
             accelerator=train.accelerator,
@@ -61,6 +66,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
             default_root_dir=tempfile.gettempdir(),
             enable_model_summary=False,
             num_sanity_val_steps=0,
+            log_every_n_steps=10,
             use_distributed_sampler=False,  # the batches are dealt out to the ranks by ImageData
             **flags,
         )
@@ -74,6 +80,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
 def training_flags(train: Train) -> dict[str, Any]:
     """Trainer arguments that belong to the whole training, not to the hardware alone."""
     return {
+        "enable_progress_bar": sys.stdout.isatty(),  # in a log, the history announces each epoch in a line instead
         "devices": train.devices,
         "num_nodes": train.num_nodes,
         "strategy": train.strategy,
@@ -107,19 +114,14 @@ def stopping(train: Train) -> list[Callback]:
     ]
 
 
-def progress() -> list[Callback]:
-    """A Rich bar on a terminal; in a log, the history announces each epoch in a plain line instead."""
-    return [RichProgressBar()] if sys.stdout.isatty() else []
-
-
 def apply_memory_format(train: Train, network: torch.nn.Module) -> None:
     """Channels-last weights make convolutions choose that layout for all that follows."""
     if train.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network.to(memory_format=torch.channels_last)
 
 
 def build_data(train: Train, batch_size: int, seed: int) -> ImageData:
-    """The data module with the loader's settings resolved: an array in memory is cut faster than workers could send it."""
+    """The data module, with the loader's settings resolved: workers could only slow down arrays in memory."""
     return ImageData(
         batch_size,
         train.eval_batch_size,
@@ -131,3 +133,12 @@ def build_data(train: Train, batch_size: int, seed: int) -> ImageData:
 
 def _mode(train: Train) -> str:
     return "max" if train.monitor.endswith("acc") else "min"
+
+
+def _quieten() -> None:
+    """Lightning's advice and news are left out; its warnings and errors stay, less those that are idle here."""
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers")  # arrays in memory need none
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval")  # epochs are logged whole
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)

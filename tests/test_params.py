@@ -1,0 +1,97 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenfold.errors import TenfoldError
+from tenfold.params import Params, describe
+
+SHIPPED = Path(__file__).parents[1] / "params.yaml"
+
+
+def edited(tmp_path: Path, pattern: str, replacement: str) -> Path:
+    """A copy of the shipped settings with one change."""
+    text, count = re.subn(pattern, replacement, SHIPPED.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
+    assert count == 1, f"{pattern} is not in params.yaml"
+    path = tmp_path / "params.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_shipped_settings_are_valid_and_use_both_finders() -> None:
+    params = Params.load(SHIPPED)
+    assert params.train.learning_rate == "auto"
+    assert params.train.batch_size == "auto"
+    assert params.data.dataset == "mnist"
+
+
+def test_every_key_is_described() -> None:
+    assert list(describe()) == list(Params.load(SHIPPED).flat())
+    assert all(len(text) > 10 for text in describe().values())
+
+
+def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
+    params = Params.load(edited(tmp_path, r"^  learning_rate: auto", "  learning_rate: 1e-3"))
+    assert params.train.learning_rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "message"),
+    [
+        (r"^seed: \d+\n", "", "seed: missing; add it. It means"),
+        (r"^seed: \d+", "seed: '42'", "seed: should be a valid integer; found '42'"),
+        (r"^seed: \d+", "seed: true", "seed: should be a valid integer; found True"),
+        (r"^seed: \d+", "seeds: 1", "seeds: unknown key; did you mean seed?"),
+        (r"max_epochs: \d+", "max_epoch: 3", "train.max_epoch: unknown key; did you mean train.max_epochs?"),
+        (r"max_epochs: \d+", "max_epochs: 0", "train.max_epochs: should be greater than or equal to 1; found 0"),
+        (r"^  learning_rate: auto", "  learning_rate: fast", "should be 'auto' or should be a valid number"),
+        (r"^  learning_rate: auto", "  learning_rate: .nan", "train.learning_rate: should be 'auto' or should be"),
+        (r"dataset: mnist", "dataset: minst", "data.dataset: should be 'mnist' or 'digits'; found 'minst'"),
+        (r"monitor: val/acc", "monitor: val/f1", "train.monitor: should be 'val/acc' or 'val/loss'; found 'val/f1'"),
+        (r"patience: null", "patience: 100", r"early_stopping.patience \(100\) is not less than max_epochs"),
+        (r"^    max: 1.0", "    max: 1.0e-5", r"tune.learning_rate: min \(.*\) must be less than max"),
+        (r"accelerator: auto", "accelerator: cpu", None),
+        (r"^train:", "training:", "train: missing"),
+        (r"^seed: \d+", "seed: [1", "is not valid YAML"),
+        (r"^seed: \d+", "seed: 1\nseed: 2", "duplicate key"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_name_key_value_and_what_is_allowed(
+    tmp_path: Path, pattern: str, replacement: str, message: str | None
+) -> None:
+    path = edited(tmp_path, pattern, replacement)
+    if message is None:
+        assert Params.load(path).train.accelerator == "cpu"
+        return
+    with pytest.raises(TenfoldError, match=message) as raised:
+        Params.load(path)
+    assert str(path) in str(raised.value)
+
+
+def test_contradiction_of_accelerator_and_precision(tmp_path: Path) -> None:
+    path = edited(tmp_path, "accelerator: auto", "accelerator: cpu")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("precision: auto", "precision: 16-mixed"), encoding="utf-8"
+    )
+    with pytest.raises(TenfoldError, match="precision '16-mixed' needs a GPU, and accelerator is 'cpu'"):
+        Params.load(path)
+
+
+@pytest.mark.parametrize("content", ["", "- 1\n", "just text\n"])
+def test_a_file_that_holds_no_settings(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(TenfoldError, match="the file: should be a valid dictionary"):
+        Params.load(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(TenfoldError, match=r"cannot be read.*git checkout"):
+        Params.load(tmp_path / "params.yaml")
+
+
+def test_settings_cannot_be_changed_by_code() -> None:
+    params: Any = Params.load(SHIPPED)
+    with pytest.raises(ValueError, match="frozen"):
+        params.seed = 1
