@@ -21,7 +21,7 @@ from tenfold.params import Params, describe
 def flat_names() -> dict[str, str]:
     """Flat name to dotted key: `{"max_epochs": "train.max_epochs", "data_dataset": "data.dataset"}`.
 
-    MLflow puts the names of a project's parameters through `str.format` and onto a command line, where dots do not pass.
+    MLflow puts the names through `str.format` and onto a command line, where dots do not pass.
     """
     return {key.removeprefix("train.").replace(".", "_"): key for key in describe()}
 

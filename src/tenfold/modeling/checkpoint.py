@@ -60,9 +60,7 @@ def load_network(path: Path) -> tuple[PixelNetwork, NetworkSpec]:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise TenfoldError(f"{path}: is no Tenfold checkpoint ({type(error).__name__}: {reason}). {advice}") from None
     try:
-        spec = NetworkSpec(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in described.items()}
-        )
+        spec = NetworkSpec(**described)
         network = build(spec)
         network.load_state_dict(weights)
     except (TypeError, KeyError, RuntimeError) as error:

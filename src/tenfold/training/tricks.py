@@ -70,7 +70,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
             use_distributed_sampler=False,  # the batches are dealt out to the ranks by ImageData
             **flags,
         )
-    except (MisconfigurationException, RuntimeError) as error:
+    except (MisconfigurationException, ModuleNotFoundError, RuntimeError) as error:
         raise TenfoldError(
             f"train.accelerator: {train.accelerator!r} with train.devices: {train.devices!r} is not to be had on this "
             f"machine ({error}). Use 'auto' with 1"

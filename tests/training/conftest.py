@@ -1,0 +1,25 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tenfold.data.splits import Summary
+
+
+@pytest.fixture
+def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
+    """A split of images that are easy to tell apart (upright and lying stripes); the working directory holds it."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for part, count in {"train": 200, "val": 40, "test": 40}.items():
+        folder = Path("data/split") / part
+        folder.mkdir(parents=True)
+        labels = np.arange(count, dtype=np.int64) % 2
+        images = random.integers(0, 80, (count, 1, 12, 12), dtype=np.uint8)
+        images[labels == 0, :, :, ::3] = 255
+        images[labels == 1, :, ::3, :] = 255
+        np.save(folder / "images.npy", images)
+        np.save(folder / "labels.npy", labels)
+    return Summary.model_construct(
+        dataset="stripes", classes=("lying", "upright"), image_shape=(1, 12, 12), mean=(0.4,), std=(0.4,)
+    )

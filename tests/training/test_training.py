@@ -1,0 +1,258 @@
+"""The module, the tricks, the callbacks and the finders, on a real Trainer and data that is easy to learn."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning import seed_everything
+
+from tenfold.data.datamodule import ImageData
+from tenfold.data.splits import Summary
+from tenfold.errors import TenfoldError
+from tenfold.modeling.module import Classifier
+from tenfold.modeling.optimizers import build_optimizer, build_schedule
+from tenfold.params import EarlyStopping, Optimizer, Params, Schedule, TuneBatchSize, TuneLearningRate
+from tenfold.training import finders, tricks
+from tenfold.training.callbacks import EpochSeed, SpeedMonitor
+from tenfold.training.factory import build_classifier
+from tenfold.training.history import History
+
+SHIPPED = Params.load(Path(__file__).parents[2] / "params.yaml")
+
+
+def settings(**changes: object) -> Params:
+    """The shipped settings in full precision, with a small network and changes to `train`."""
+    model = SHIPPED.model.model_copy(update={"width": 4})
+    train = SHIPPED.train.model_copy(update={"precision": "32-true", "max_epochs": 3} | changes)
+    return SHIPPED.model_copy(update={"model": model, "train": train})
+
+
+def parts(
+    params: Params, summary: Summary, schedule: Schedule | None = SHIPPED.train.schedule
+) -> tuple[Classifier, ImageData]:
+    """A module with seeded weights, and its data."""
+    seed_everything(params.seed, verbose=False)
+    return build_classifier(params, summary, 0.02, schedule), tricks.build_data(params.train, 20, 1)
+
+
+def fit(params: Params, summary: Summary, folder: Path) -> tuple[Classifier, History]:
+    """Train as the train stage does."""
+    module, data = parts(params, summary)
+    history = History()
+    trainer = tricks.build_trainer(
+        params.train,
+        logger=[history],
+        callbacks=[
+            EpochSeed(params.seed),
+            SpeedMonitor(),
+            tricks.checkpointing(params.train, folder),
+            *tricks.stopping(params.train),
+        ],
+        **tricks.training_flags(params.train),
+    )
+    trainer.fit(module, datamodule=data)
+    return module, history
+
+
+def weights(module: torch.nn.Module) -> torch.Tensor:
+    """All parameters, in one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_it_learns_and_keeps_best_and_last(stripes: Summary, tmp_path: Path) -> None:
+    _, history = fit(settings(save_top_k=2), stripes, tmp_path / "kept")
+    assert [row["epoch"] for row in history.rows] == [0, 1, 2]
+    assert [row["step"] for row in history.rows] == [10, 20, 30]
+    assert history.rows[-1]["val/acc"] >= 0.95
+    assert history.rows[-1]["train/loss"] < history.rows[0]["train/loss"]
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert len(kept) == 3
+    assert kept[-1] == "last.ckpt"
+
+
+def test_training_is_the_same_bit_for_bit_whatever_was_drawn_before(stripes: Summary, tmp_path: Path) -> None:
+    results = []
+    for noise in (1, 2):
+        params = settings()
+        module, data = parts(params, stripes)
+        torch.manual_seed(noise)  # between building and training, something else draws
+        flags = tricks.training_flags(params.train)
+        trainer = tricks.build_trainer(
+            params.train, logger=False, enable_checkpointing=False, callbacks=[EpochSeed(params.seed)], **flags
+        )
+        trainer.fit(module, datamodule=data)
+        results.append(weights(module))
+    assert torch.equal(results[0], results[1])
+
+
+def test_early_stopping_ends_the_training(stripes: Summary, tmp_path: Path) -> None:
+    stop = EarlyStopping(patience=1, min_delta=0.9)  # nothing improves by so much a second time
+    _, history = fit(settings(max_epochs=6, early_stopping=stop), stripes, tmp_path)
+    assert len(history.rows) == 2
+
+
+def test_accumulated_batches_equal_one_larger_batch(stripes: Summary) -> None:
+    """Two batches of 20 make the step of one batch of 40: no BatchNorm and no dropout, which differ by batch."""
+    after = []
+    for batch_size, accumulate in ((20, 2), (40, 1)):
+        params = settings(accumulate_grad_batches=accumulate, max_epochs=1, augment=no_augmentation())
+        model = SHIPPED.model.model_copy(update={"network": "article", "width": 4, "dropout": 0.0})
+        params = params.model_copy(update={"model": model})
+        module, data = parts(params, stripes)
+        data.batch_size = batch_size
+        flags = tricks.training_flags(params.train)
+        tricks.build_trainer(params.train, logger=False, enable_checkpointing=False, **flags).fit(module, data)
+        after.append(weights(module))
+    torch.testing.assert_close(after[0], after[1], rtol=1e-3, atol=1e-5)
+
+
+def no_augmentation() -> object:
+    return SHIPPED.train.augment.model_copy(update={"shift": 0.0, "rotate": 0.0, "scale": 0.0})
+
+
+def test_gradient_clipping_bounds_the_gradient(stripes: Summary) -> None:
+    params = settings(gradient_clip_val=1e-3, max_epochs=1)
+    module, data = parts(params, stripes)
+    norms: list[float] = []
+    module.on_before_zero_grad = lambda optimizer: norms.append(  # type: ignore[method-assign]
+        float(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm())
+        if any(p.grad is not None for p in module.parameters())
+        else 0.0
+    )
+    flags = tricks.training_flags(params.train)
+    tricks.build_trainer(params.train, logger=False, enable_checkpointing=False, **flags).fit(module, data)
+    assert max(norms) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "sgd"])
+def test_optimizers(name: str) -> None:
+    chosen = Optimizer(name=name, weight_decay=0.1, betas=[0.8, 0.9], momentum=0.7)  # type: ignore[arg-type]
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = build_optimizer([weight], 0.01, chosen)
+    group = optimizer.param_groups[0]
+    assert type(optimizer).__name__.lower() == name
+    assert (group["lr"], group["weight_decay"]) == (0.01, 0.1)
+    if name.startswith("adam"):
+        assert group["betas"] == (0.8, 0.9)
+    else:
+        assert group["momentum"] == 0.7
+    if name == "sgd":
+        assert group["nesterov"]
+    weight.sum().backward()
+    optimizer.step()
+    assert (weight < 1).all()
+
+
+def test_schedules() -> None:
+    def rates(name: str) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+        schedule = build_schedule(optimizer, 0.1, Schedule(name=name, warmup=0.25), 40)  # type: ignore[arg-type]
+        seen = []
+        for _ in range(40):
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return seen
+
+    assert rates("constant") == [0.1] * 40
+    assert rates("cosine")[0] == 0.1
+    assert rates("cosine")[20] == pytest.approx(0.05)
+    one_cycle = rates("one_cycle")
+    assert max(one_cycle) == pytest.approx(0.1)
+    assert one_cycle.index(max(one_cycle)) == 9
+    assert one_cycle[0] < 0.01
+    assert one_cycle[-1] < 1e-4
+
+
+def test_effective_precision() -> None:
+    assert tricks.effective_precision(SHIPPED.train.model_copy(update={"precision": "64-true"})) == "64-true"
+    flags = torch.cpu.get_capabilities()
+    promised = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "arm_bf16"))
+    on_cpu = SHIPPED.train.model_copy(update={"accelerator": "cpu"})
+    assert tricks.effective_precision(on_cpu) == ("bf16-mixed" if promised else "32-true")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="says what a machine without accelerator answers")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "16-mixed"}, "train.precision: '16-mixed' needs a GPU"),
+        ({"accelerator": "gpu"}, "train.accelerator: 'gpu' with train.devices: 1 is not to be had on this machine"),
+        ({"accelerator": "tpu"}, "train.accelerator: 'tpu' with train.devices: 1 is not to be had on this machine"),
+    ],
+)
+def test_hardware_that_is_not_there(changes: dict[str, object], message: str) -> None:
+    train = SHIPPED.train.model_copy(update=changes)
+    with pytest.raises(TenfoldError) as raised:
+        tricks.build_trainer(train, **tricks.training_flags(train))
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("method", "least", "most", "expected"),
+    [
+        ("power", 4, 64, 64),
+        ("power", 4, 50, 50),  # no power of two
+        ("power", 16, 1000, 200),  # bounded by the 200 training images
+        ("binsearch", 4, 64, 64),
+        ("power", 64, 64, 64),
+    ],
+)
+def test_batch_size_finder_ends_at_the_bound(
+    stripes: Summary, method: str, least: int, most: int, expected: int
+) -> None:
+    params = settings()
+    module, data = parts(params, stripes, schedule=None)
+    before = weights(module)
+    tune = TuneBatchSize(method=method, min=least, max=most)  # type: ignore[arg-type]
+    found, rows = finders.find_batch_size(params.train, tune, module, data)
+    assert found == expected
+    assert [row["batch_size"] for row in rows] == sorted({row["batch_size"] for row in rows})
+    assert rows[-1] == {"batch_size": expected, "fits": True}
+    assert torch.equal(weights(module), before)
+
+
+def test_throughput_doubles_until_it_stops_paying(stripes: Summary) -> None:
+    params = settings()
+    module, data = parts(params, stripes, schedule=None)
+    before = weights(module)
+    tune = TuneBatchSize(method="throughput", min=8, max=64)
+    found, rows = finders.find_batch_size(params.train, tune, module, data)
+    sizes = [row["batch_size"] for row in rows]
+    assert sizes == [8, 16, 32, 64][: len(sizes)]
+    assert found in sizes
+    assert all(row["samples_per_s"] > 0 for row in rows)
+    assert torch.equal(weights(module), before)
+
+
+def test_learning_rate_finder_tries_the_range_and_leaves_the_module_as_it_was(stripes: Summary) -> None:
+    params = settings()
+    module, data = parts(params, stripes, schedule=None)
+    before, rate = weights(module), module.learning_rate
+    tune = TuneLearningRate(min=1e-4, max=1.0, steps=60, fallback=0.5)
+    test = finders.find_learning_rate(params.train, tune, module, data)
+    assert test.learning_rates[0] == pytest.approx(1e-4, rel=0.2)
+    assert test.learning_rates == sorted(test.learning_rates)
+    assert len(test.losses) == len(test.learning_rates)
+    assert test.suggestion in test.learning_rates
+    assert torch.equal(weights(module), before)
+    assert module.learning_rate == rate
+    again = finders.find_learning_rate(params.train, tune, *parts(params, stripes, schedule=None))
+    assert again.suggestion == test.suggestion
+
+
+def test_no_suggestion_means_the_fallback_and_a_warning(
+    stripes: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenfold.stages import tune
+
+    monkeypatch.setattr(tune.Summary, "load", lambda: stripes)
+    rates = TuneLearningRate(min=1e20, max=1e30, steps=20, fallback=0.25)  # diverges at once
+    params = settings(batch_size=20)
+    params = params.model_copy(update={"tune": params.tune.model_copy(update={"learning_rate": rates})})
+    tune.search(params, tmp_path)
+    found = json.loads((tmp_path / "tune.json").read_text())
+    assert found["learning_rate"] == {"value": 0.25, "source": "fallback"}
+    assert found["batch_size"] == {"value": 20, "source": "params"}
+    assert "tune.learning_rate.fallback is used: 0.25" in capsys.readouterr().out
