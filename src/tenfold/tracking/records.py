@@ -1,0 +1,313 @@
+"""What goes on the run of a model: each function takes it from the files of a checkout.
+
+The stages call them as the files come into being; `sync` calls them again for a store that lacks some. So
+there is one way in, and calling twice doubles nothing. On a run without an id (`runs.Run`) they do nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tenfold.serving
+from tenfold import paths
+from tenfold.data.splits import PARTS, Summary
+from tenfold.errors import TenfoldError
+from tenfold.params import Params
+from tenfold.tracking import registry, runs, store
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+    from mlflow.entities.model_registry import ModelVersion
+
+SERVING_CODE = Path(tenfold.serving.__file__).with_name("model.py")
+LONGEST_PARAM = 6000
+"""MLflow's limit, in characters."""
+DIGEST_CHARACTERS = 32
+"""Of a data set's hash, as its digest in MLflow, which takes no more than 36."""
+
+
+def record_settings(run_id: str, params: Params) -> None:
+    """Log every setting under its dotted name; one that is too long for MLflow goes to `settings/` as well.
+
+    Settings that the run has already are left, since MLflow refuses to change one.
+    """
+    _log_params(run_id, params.flat())
+
+
+def _log_params(run_id: str, values: Mapping[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    if not run_id:
+        return
+    client = store.client()
+    there = client.get_run(run_id).data.params
+    missing = []
+    for name, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if name in there:
+            continue
+        if len(text) > LONGEST_PARAM:
+            client.log_text(run_id, text, f"settings/{name}.txt")
+            text = text[: LONGEST_PARAM - 1] + "…"
+        missing.append(Param(name, text))
+    for start in range(0, len(missing), runs.TAGS_PER_BATCH):
+        client.log_batch(run_id, params=missing[start : start + runs.TAGS_PER_BATCH])
+
+
+def record_dataset(run_id: str, root: Path) -> None:
+    """Log train, val and test as the run's inputs, each known by the hash of its images and labels."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    if not run_id:
+        return
+    summary = Summary.load(root / paths.SUMMARY)
+    shape = [-1, *summary.image_shape]
+    schema = {"features": _tensors("uint8", shape), "targets": _tensors("int64", [-1])}
+    inputs = []
+    for part in PARTS:
+        profile = {
+            "images": summary.counts[part],
+            "per_class": dict(zip(summary.classes, summary.per_class[part], strict=True)),
+            "sha256": summary.sha256[part],
+        }
+        dataset = Dataset(
+            name=summary.dataset,
+            digest=summary.sha256[part][:DIGEST_CHARACTERS],
+            source_type="local",
+            source=json.dumps({"uri": (paths.SPLIT / part).as_posix()}),
+            schema=json.dumps({"mlflow_tensorspec": schema}),
+            profile=json.dumps(profile),
+        )
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", part)]))
+    store.client().log_inputs(run_id, inputs)
+
+
+def _tensors(dtype: str, shape: list[int]) -> str:
+    return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": shape}}])
+
+
+def record_tuning(run_id: str, root: Path, params: Params) -> None:
+    """Fill the run of the tune stage, and make it known by the hash of what it found."""
+    if not run_id:
+        return
+    record_settings(run_id, params)
+    record_dataset(run_id, root)
+    _log_params(run_id, _tuned(root))
+    store.client().log_artifacts(run_id, str(root / paths.TUNE))
+    runs.set_tags(run_id, {runs.TUNE: runs.file_sha256(root / paths.TUNE_RESULT)})
+
+
+def record_training(run_id: str, root: Path, live: bool = False) -> None:
+    """Log curves, checkpoint, reports and what tuning found; then tag this as the run of the model.
+
+    Args:
+        run_id: the run.
+        root: a checkout.
+        live: a logger has sent the curves while they grew. If not, points that the run lacks are taken from
+            `history.csv`, with the run's start as their time, since the true one is in no DVC out.
+    """
+    if not run_id:
+        return
+    client = store.client()
+    run = client.get_run(run_id)
+    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
+    if not live:
+        runs.log_points(run_id, _missing_points(run_id, root / paths.HISTORY, run.info.start_time))
+    if run.data.tags.get(runs.MODEL) == model:
+        return
+    _log_params(run_id, _tuned(root))
+    client.log_artifact(run_id, str(root / paths.BEST_CHECKPOINT), "checkpoint")
+    client.log_artifacts(run_id, str(root / paths.TRAIN_REPORT), "train")
+    tune_run = runs.find_tune_run(runs.file_sha256(root / paths.TUNE_RESULT))
+    runs.set_tags(run_id, ({runs.TUNE_RUN: tune_run} if tune_run else {}) | {runs.MODEL: model})
+
+
+def _tuned(root: Path) -> dict[str, Any]:
+    """What `learning_rate: auto` and `batch_size: auto` came to, as settings of their own."""
+    return {f"tuned.{name}": found["value"] for name, found in _read_json(root / paths.TUNE_RESULT).items()}
+
+
+def _missing_points(run_id: str, history: Path, time_ms: int) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    try:
+        with history.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise TenfoldError(f"{history}: cannot be read ({error.strerror}). Make it: dvc repro train") from None
+    points = []
+    for name in rows[0] if rows else []:
+        if name in {"epoch", "step"}:
+            continue
+        there = {point.step for point in store.client().get_metric_history(run_id, name)}
+        # history.csv counts the optimizer steps done; a logger gets the number of the last one, from 0
+        steps = {int(row["step"]) - 1: row[name] for row in rows if row[name]}
+        points += [Metric(name, float(value), time_ms, at) for at, value in steps.items() if at not in there]
+    return points
+
+
+def record_evaluation(run_id: str, root: Path) -> None:
+    """Log the evaluation's numbers (`test/acc`, `test/ece`, …), pictures and tables.
+
+    `train/loss`, `val/acc` and so on are names of curves too. The numbers of the best checkpoint go one step
+    after the end of the curves, and so are what MLflow shows and searches as the run's values.
+    """
+    from mlflow.entities import Metric
+
+    if not run_id:
+        return
+    client = store.client()
+    content = _files_sha256(root, [paths.METRICS, *_files(root, paths.EVALUATION)])
+    if client.get_run(run_id).data.tags.get(runs.EVALUATION) == content:
+        return
+    metrics = _metrics(root)
+    extra = _read_json(root / paths.EVALUATION / "summary.json")
+    numbers = {
+        f"{part}/{name}": float(value)
+        for part, values in extra.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    } | metrics
+    step = 1 + max((latest.step for latest in _latest(run_id, metrics)), default=-1)
+    now = runs.now_ms()
+    runs.log_points(run_id, [Metric(name, value, now, step) for name, value in numbers.items()])
+    client.log_artifact(run_id, str(root / paths.METRICS), "evaluate")
+    client.log_artifacts(run_id, str(root / paths.EVALUATION), "evaluate")
+    runs.set_tags(run_id, {runs.EVALUATION: content})
+
+
+def _latest(run_id: str, names: Iterable[str]) -> list[Metric]:
+    """Of each metric that the run has, the point with the highest step: the one that MLflow shows."""
+    histories = [store.client().get_metric_history(run_id, name) for name in names]
+    return [max(history, key=lambda point: (point.step, point.timestamp)) for history in histories if history]
+
+
+def record_model(run_id: str, root: Path, params: Params) -> ModelVersion:
+    """Log and register the ONNX model and the code that serves it, or link to the version of that content.
+
+    The same content means the same weights, ONNX file and serving code. So a training done again makes no
+    second version, while a change in `export.opset` or in the serving code does.
+
+    Returns:
+        The registered version. `registry.promote` decides on its alias.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    client = store.client()
+    name = f"tenfold-{params.data.dataset}"
+    summary = Summary.load(root / paths.SUMMARY)
+    identity = {
+        runs.MODEL: runs.file_sha256(root / paths.BEST_CHECKPOINT),
+        registry.SERVED: _sha256([runs.file_sha256(root / paths.ONNX_MODEL), runs.file_sha256(SERVING_CODE)]),
+    }
+    version = registry.find(name, identity)
+    if version is None:
+        model_id = _logged_model(run_id, identity) or _log_model(run_id, root, summary, identity)
+        version = registry.register(name, model_id, run_id, identity=identity, metrics=_metrics(root), summary=summary)
+    logged = registry.logged_model(version)
+    if logged not in _outputs(run_id):
+        client.log_outputs(run_id, [LoggedModelOutput(logged, step=0)])
+    runs.set_tags(run_id, {runs.VERSION: f"{version.name}/{version.version}"})
+    return version
+
+
+def _outputs(run_id: str) -> list[str]:
+    outputs = store.client().get_run(run_id).outputs
+    return [output.model_id for output in outputs.model_outputs] if outputs else []
+
+
+def _logged_model(run_id: str, identity: Mapping[str, str]) -> str | None:
+    """The id of a model that the run has already: its export was cut short, or its version deleted."""
+    client = store.client()
+    experiment = client.get_run(run_id).info.experiment_id
+    models = client.search_logged_models([experiment], filter_string=f"source_run_id = '{run_id}'")
+    same = (model for model in models if model.status == "READY" and identity.items() <= model.tags.items())
+    return next((str(model.model_id) for model in same), None)
+
+
+def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str, str]) -> str:
+    """Log the model on the run; its metrics hang on it, each with the data set that it was measured on."""
+    import mlflow.pyfunc
+    import numpy as np
+    from mlflow.entities import LoggedModelOutput, Metric
+    from mlflow.models import Model
+
+    client = store.client()
+    run = client.get_run(run_id)
+    model = client.create_logged_model(
+        run.info.experiment_id,
+        name="model",
+        source_run_id=run_id,
+        tags=dict(identity),
+        params=run.data.params,
+    )
+    measured = _latest(run_id, _metrics(root))
+    points = [
+        Metric(
+            *(point.key, point.value, point.timestamp, point.step),
+            model_id=model.model_id,
+            dataset_name=summary.dataset,
+            dataset_digest=summary.sha256[point.key.partition("/")[0]][:DIGEST_CHARACTERS],
+        )
+        for point in measured
+    ]
+    runs.log_points(run_id, points)
+    image = np.load(root / paths.SPLIT / "test" / "images.npy", mmap_mode="r")[0]
+    # Not `Model.log`: it takes the experiment from the environment, and hangs metrics of any kind on the model.
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as warned:
+        local = Path(folder) / "model"
+        mlflow.pyfunc.save_model(
+            local,
+            mlflow_model=Model(run_id=run_id, model_id=model.model_id, artifact_path=model.artifact_location),
+            python_model=SERVING_CODE,
+            artifacts={"onnx": str((root / paths.ONNX_MODEL).resolve())},
+            input_example=[(image[0] if len(image) == 1 else image).tolist()],
+            pip_requirements=[f"{name}=={_public_version(name)}" for name in ("mlflow", "numpy", "onnxruntime")],
+        )
+        client.log_model_artifacts(model.model_id, str(local))
+    for warning in warned:
+        if "Any type hint" not in str(warning.message):  # meant so: the model checks its pixels itself
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    return str(model.model_id)
+
+
+def _public_version(package: str) -> str:
+    """The installed version without a local part (`+cpu`), which no package index knows."""
+    return installed_version(package).partition("+")[0]
+
+
+def _metrics(root: Path) -> dict[str, float]:
+    """`reports/metrics.json` under MLflow's names: `{"train/loss": …, …, "test/acc": …}`."""
+    measured = _read_json(root / paths.METRICS)
+    return {f"{part}/{name}": float(value) for part, values in measured.items() for name, value in values.items()}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TenfoldError(f"{path}: cannot be read ({error}). Make it again: dvc repro") from None
+    return content
+
+
+def _files(root: Path, folder: Path) -> list[Path]:
+    return sorted(path.relative_to(root) for path in (root / folder).rglob("*") if path.is_file())
+
+
+def _files_sha256(root: Path, files: Iterable[Path]) -> str:
+    return _sha256(f"{file.as_posix()} {runs.file_sha256(root / file)}" for file in files)
+
+
+def _sha256(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,0 +1,140 @@
+"""Bring the MLflow store in line with the files of a checkout.
+
+A model's run can be missing: a new clone after `dvc pull`, a lost database, a stage that DVC took from its
+cache. It is then replayed from the files, by the same functions that record a training as it happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tenfold import paths
+from tenfold.errors import TenfoldError
+from tenfold.params import Params
+from tenfold.tracking import records, registry, runs, store
+
+LOCK = Path("dvc.lock")
+FILES = (
+    *(paths.PARAMS, LOCK, paths.SUMMARY, paths.SPLIT / "test" / "images.npy", paths.TUNE),
+    *(paths.BEST_CHECKPOINT, paths.TRAIN_REPORT, paths.METRICS, paths.EVALUATION, paths.ONNX_MODEL),
+)
+"""What of a checkout `sync` reads: files and folders, of which the later ones may be missing."""
+NOTE = "rebuilt from the files; durations, throughput, system metrics and the machine of the training cannot be"
+
+
+def run_of(root: Path) -> str:
+    """The id of the run of `models/best.ckpt`; its part of training is replayed if there is no such run.
+
+    Under `mlflow run` it is the outer run, which is filled if the training was not done now.
+
+    Raises:
+        TenfoldError: there is no model; or it would be replayed, and its settings are not known.
+    """
+    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
+    found = runs.find_run(model)
+    outer = runs.outer_run()
+    if found and (outer is None or found == outer.info.run_id):
+        return found
+    params = _settings(root)
+    title = f"{params.data.dataset} {params.model.network} {params.train.max_epochs} epochs"
+    with runs.open_run(runs.TRAINING, title, live=False) as run:
+        _replay_training(run.id, root, params)
+    return run.id
+
+
+def sync(root: Path, run_id: str | None = None) -> str:
+    """Add to the run of `models/best.ckpt` what it lacks of what is in the files.
+
+    Calling it again changes nothing. Files of a later stage that do not belong to this checkpoint, as `dvc.lock`
+    tells, are left out with a message.
+
+    Args:
+        root: a checkout, or a copy of its `FILES`.
+        run_id: a run to fill instead (an outer `mlflow run`, say).
+
+    Returns:
+        The id of the run.
+
+    Raises:
+        TenfoldError: checkpoint and settings do not belong together, or the run is that of another model.
+    """
+    params = _settings(root)
+    run_id = run_id or run_of(root)
+    _replay_training(run_id, root, params)
+    if not _usable(root, "evaluate", paths.METRICS, params):
+        return run_id
+    records.record_evaluation(run_id, root)
+    if _usable(root, "export", paths.ONNX_MODEL, params):
+        version = records.record_model(run_id, root, params)
+        if registry.DECISION not in version.tags:
+            registry.promote(version, params.export)
+    return run_id
+
+
+def _replay_training(run_id: str, root: Path, params: Params) -> None:
+    tags = store.client().get_run(run_id).data.tags
+    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
+    if tags.get(runs.MODEL, model) != model:
+        raise TenfoldError(f"MLflow run {run_id} is that of another model than {paths.BEST_CHECKPOINT}")
+    if runs.MODEL not in tags:
+        runs.set_tags(run_id, {runs.REPLAYED: NOTE})
+    records.record_settings(run_id, params)
+    records.record_dataset(run_id, root)
+    records.record_training(run_id, root)
+
+
+def _settings(root: Path) -> Params:
+    """The settings in `params.yaml`, if they are those that the checkpoint was trained with.
+
+    Raises:
+        TenfoldError: `dvc.lock` says otherwise.
+    """
+    params = Params.load(root / paths.PARAMS)
+    if problem := _mismatch(root, "train", params):
+        raise TenfoldError(f"{problem}. Run dvc repro, or restore what it was: git checkout, dvc checkout")
+    return params
+
+
+def _usable(root: Path, stage: str, out: Path, params: Params) -> bool:
+    """Whether a stage's outs are there and belong to the checkpoint."""
+    if not (root / out).is_file():
+        return False
+    if problem := _mismatch(root, stage, params):
+        print(f"sync: nothing of the {stage} stage is recorded: {problem}. Run dvc repro")
+        return False
+    return True
+
+
+def _mismatch(root: Path, stage: str, params: Params) -> str | None:
+    """How the checkout differs from what `dvc.lock` says of a stage, if it does and anything is said."""
+    if not (root / LOCK).is_file():
+        return None
+    stages = YAML(typ="safe", pure=True).load((root / LOCK).read_text(encoding="utf-8"))["stages"]
+    entry = stages.get(stage, {})
+    settings = params.flat()
+    for key, value in _dotted(entry.get("params", {}).get(paths.PARAMS.name, {})):
+        if key in settings and settings[key] != value:
+            return f"{paths.PARAMS}: {key} is {settings[key]!r}, but stage {stage} was run with {value!r}"
+    made = {out["path"]: out.get("md5") for other in stages.values() for out in other.get("outs", [])}
+    for item in entry.get("deps", []) + entry.get("outs", []):
+        file, md5 = Path(item["path"]), item.get("md5")
+        is_product = file.parts[0] in {"models", "reports"} and (root / file).is_file()
+        if made.get(item["path"], md5) != md5 or (is_product and _md5(root / file) != md5):
+            return f"{file}: is not the one that stage {stage} knows"
+    return None
+
+
+def _dotted(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        pairs += _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return pairs
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "md5").hexdigest()
