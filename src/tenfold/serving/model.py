@@ -148,8 +148,11 @@ def _array(nested: object) -> npt.NDArray[np.object_]:
 
 def _whole(values: list[Any]) -> npt.NDArray[np.uint8] | None:
     """The values as uint8, or None when one is no pixel (types are looked at: numpy takes `True` for 1)."""
-    if set(map(type, values)) <= {int, float}:
-        with suppress(OverflowError), np.errstate(invalid="ignore"):
+    kinds = set(map(type, values))
+    with suppress(ValueError, OverflowError), np.errstate(invalid="ignore"):
+        if kinds == {int}:
+            return np.frombuffer(bytes(values), dtype=np.uint8)  # several times faster than numpy, and checks
+        if kinds <= {int, float}:
             numbers = np.array(values, dtype=np.float64)
             pixels = numbers.astype(np.uint8)
             if (pixels == numbers).all():
