@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -46,11 +47,11 @@ def server(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # MLflow does not wait for its uvicorn
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+        process.wait(10)
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
