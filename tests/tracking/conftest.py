@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.params import Params
 from tenfold.tracking import records
 

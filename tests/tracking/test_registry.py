@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from mlflow.entities.model_registry import ModelVersion
 
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.params import Export, Params
 from tenfold.tracking import registry, store
 

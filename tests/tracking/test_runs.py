@@ -69,7 +69,7 @@ def test_changed_tree_is_tagged_dirty(project: Path) -> None:
     [
         (ValueError("no " + "x" * 9000), "FAILED", "ValueError: no xxx"),
         (SystemExit(3), "FAILED", "SystemExit: 3"),
-        (KeyboardInterrupt(), "KILLED", "KeyboardInterrupt: "),
+        (KeyboardInterrupt(), "KILLED", "KeyboardInterrupt"),
         (runs.Terminated(), "KILLED", "Terminated: SIGTERM"),
     ],
 )
@@ -90,6 +90,14 @@ def test_exit_after_ctrl_c_as_lightning_does_it(project: Path) -> None:
     with pytest.raises(SystemExit), runs.open_run("tenfold", "x", live=False):
         fit()
     assert the_run().info.status == "KILLED"
+    assert the_run().data.tags[runs.ERROR] == "KeyboardInterrupt"
+
+
+def test_exit_without_an_error(project: Path) -> None:
+    with pytest.raises(SystemExit), runs.open_run("tenfold", "x", live=False):
+        sys.exit(0)
+    assert the_run().info.status == "FINISHED"
+    assert runs.ERROR not in the_run().data.tags
 
 
 def test_sigterm_kills_the_run_and_the_process(project: Path) -> None:

@@ -124,6 +124,7 @@ def test_outer_run_is_filled_though_the_model_has_a_run(project: Path, monkeypat
     for part in ("params", "curves", "outputs", "inputs"):
         assert filled[part] == of_first[part]
     assert filled["tags"][runs.VERSION] == "tenfold-mnist/1"
+    assert filled["tags"]["tenfold.params_sha256"] == runs.file_sha256(Path("params.yaml"))
     assert store.client().get_run(outer).info.status == "RUNNING"
     assert len(all_runs()) == 2
 

@@ -25,6 +25,9 @@ PACKAGES = (
     "dvc",
 )
 
+PARAMS = "tenfold.params_sha256"
+"""Tag: the hash of `params.yaml`."""
+
 
 def source_tags(root: Path) -> dict[str, str]:
     """Which code and settings, under MLflow's own names where it has them."""
@@ -33,7 +36,7 @@ def source_tags(root: Path) -> dict[str, str]:
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": " ".join(["tenfold", *sys.argv[1:2]]),
         "tenfold.dvc_experiment": os.environ.get("DVC_EXP_NAME", ""),
-        "tenfold.params_sha256": hashlib.sha256((root / paths.PARAMS).read_bytes()).hexdigest(),
+        PARAMS: hashlib.sha256((root / paths.PARAMS).read_bytes()).hexdigest(),
     }
     if commit := _git(root, "rev-parse", "HEAD"):
         tags["mlflow.source.git.commit"] = commit

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tenfold.serving
 from tenfold import paths
-from tenfold.data.splits import PARTS, Summary
+from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.tracking import registry, runs, store
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 SERVING_CODE = Path(tenfold.serving.__file__).with_name("model.py")
-LONGEST_PARAM = 6000
-"""MLflow's limit, in characters."""
+PARAMS_PER_BATCH, LONGEST_PARAM = 100, 6000
+"""MLflow's limits (of a value, in characters)."""
 DIGEST_CHARACTERS = 32
 """Of a data set's hash, as its digest in MLflow, which takes no more than 36."""
 
@@ -58,8 +58,8 @@ def _log_params(run_id: str, values: Mapping[str, Any]) -> None:
             client.log_text(run_id, text, f"settings/{name}.txt")
             text = text[: LONGEST_PARAM - 1] + "…"
         missing.append(Param(name, text))
-    for start in range(0, len(missing), runs.TAGS_PER_BATCH):
-        client.log_batch(run_id, params=missing[start : start + runs.TAGS_PER_BATCH])
+    for start in range(0, len(missing), PARAMS_PER_BATCH):
+        client.log_batch(run_id, params=missing[start : start + PARAMS_PER_BATCH])
 
 
 def record_dataset(run_id: str, root: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.params import Export
 from tenfold.tracking import runs, store
 

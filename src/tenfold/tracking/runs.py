@@ -45,9 +45,8 @@ ERROR = "tenfold.error"
 
 SAMPLING_S = 2.0
 """Interval of the system metrics: a training of 20 s gets several points."""
-METRICS_PER_BATCH = 1000
-TAGS_PER_BATCH = 100
-"""MLflow's limits."""
+METRICS_PER_BATCH, LONGEST_TAG = 1000, 5000
+"""MLflow's limits (of a tag, in characters: that of its oldest databases)."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,10 @@ def open_run(experiment: str, name: str, *, live: bool = True) -> Iterator[Run]:
         with _sigterm_raises(), _system_metrics(run_id) if live else nullcontext():
             yield Run(run_id)
     except BaseException as error:
-        _end(run_id, _status(error), error)
+        _end(run_id, error)
         raise
     if outer is None:
-        _end(run_id, "FINISHED")
+        _end(run_id)
 
 
 def find_run(model_sha256: str) -> str | None:
@@ -143,9 +142,7 @@ def set_tags(run_id: str, tags: Mapping[str, str]) -> None:
     """Set tags; long values are cut to what MLflow takes."""
     from mlflow.entities import RunTag
 
-    entities = [RunTag(key, value[:5000]) for key, value in tags.items()]
-    for start in range(0, len(entities), TAGS_PER_BATCH):
-        store.client().log_batch(run_id, tags=entities[start : start + TAGS_PER_BATCH])
+    store.client().log_batch(run_id, tags=[RunTag(key, value[:LONGEST_TAG]) for key, value in tags.items()])
 
 
 def log_points(run_id: str, points: Sequence[Metric]) -> None:
@@ -174,28 +171,27 @@ def file_sha256(path: Path) -> str:
         ) from None
 
 
-def _end(run_id: str, status: str, error: BaseException | None = None) -> None:
+def _end(run_id: str, error: BaseException | None = None) -> None:
     """End a run. A store that fails now must neither hide the error of the block nor undo its work."""
+    error = _reason(error)
+    killed = isinstance(error, KeyboardInterrupt | Terminated)
+    status = "KILLED" if killed else "FAILED" if error else "FINISHED"
     try:
         if error is not None:
-            set_tags(run_id, {ERROR: f"{type(error).__name__}: {error}"})
+            set_tags(run_id, {ERROR: f"{type(error).__name__}: {error}".removesuffix(": ")})
         store.client().set_terminated(run_id, status)
     except Exception as failure:
         warnings.warn(f"MLflow run {run_id} could not be marked {status}: {failure}", stacklevel=2)
 
 
-def _status(error: BaseException) -> str:
-    """KILLED for signals (Lightning makes Ctrl+C `sys.exit(1)`), FINISHED for `sys.exit(0)`, else FAILED."""
-    if isinstance(error, SystemExit) and not error.code and not _interrupted(error):
-        return "FINISHED"
-    return "KILLED" if _interrupted(error) else "FAILED"
-
-
-def _interrupted(error: BaseException | None) -> bool:
-    return error is not None and (
-        isinstance(error, KeyboardInterrupt | Terminated)
-        or (isinstance(error, SystemExit) and _interrupted(error.__context__))
-    )
+def _reason(error: BaseException | None) -> BaseException | None:
+    """What ended a block: Lightning turns Ctrl+C into `sys.exit(1)`; and `sys.exit(0)` is no error."""
+    if not isinstance(error, SystemExit) or isinstance(error, Terminated):
+        return error
+    cause = _reason(error.__context__) if error.__context__ else None
+    if isinstance(cause, KeyboardInterrupt | Terminated):
+        return cause
+    return error if error.code else None
 
 
 class Terminated(SystemExit):

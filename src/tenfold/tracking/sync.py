@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import records, registry, runs, store
+from tenfold.tracking import provenance, records, registry, runs, store
 
 LOCK = Path("dvc.lock")
 FILES = (
@@ -81,7 +81,8 @@ def _replay_training(run_id: str, root: Path, params: Params) -> None:
     if tags.get(runs.MODEL, model) != model:
         raise TenfoldError(f"MLflow run {run_id} is that of another model than {paths.BEST_CHECKPOINT}")
     if runs.MODEL not in tags:
-        runs.set_tags(run_id, {runs.REPLAYED: NOTE})
+        settings = runs.file_sha256(root / paths.PARAMS)
+        runs.set_tags(run_id, {runs.REPLAYED: NOTE, provenance.PARAMS: settings})
     records.record_settings(run_id, params)
     records.record_dataset(run_id, root)
     records.record_training(run_id, root)
