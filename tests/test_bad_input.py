@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Checkout, Pipeline, clone, commit
+from tests.checkout import Checkout, Pipeline, clone, commit
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 from mlflow.entities import ViewType
 from ruamel.yaml import YAML
 
-from conftest import Checkout, Pipeline, clean_environment
+from tests.checkout import Checkout, Pipeline, clean_environment
 
 STAGES = ["download", "split", "tune", "train", "evaluate", "export"]
 SLOW = pytest.mark.timeout(600)
@@ -184,6 +184,7 @@ def test_mlflow_run_with_other_settings(pipeline: Pipeline) -> None:
         assert len(client.get_metric_history(runs[0], "val/acc")) == 2  # one epoch, and the evaluation
         assert 0 <= run.data.metrics["test/acc"] <= 1
         assert "mlflow.parentRunId" not in run.data.tags
+        assert run.outputs is not None
         assert run.outputs.model_outputs
         assert len(checkout.runs("Default")) == 0
 
@@ -219,6 +220,7 @@ def test_sync_rebuilds_a_lost_store(pipeline: Pipeline, tmp_path: Path) -> None:
 
     client = MlflowClient(elsewhere, elsewhere)
     experiment = client.get_experiment_by_name("tenfold")
+    assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL)
     assert len(runs) == 1
     for name in ("train/loss", "val/acc", "test/acc"):

@@ -13,6 +13,7 @@ import typer
 from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
+from tenfold.tracking import store
 
 app = typer.Typer(
     name="tenfold",
@@ -34,8 +35,9 @@ def project() -> None:
 
 
 def _stage(name: str) -> None:
-    """Run a stage in the project's root, after checking all settings, not only its own."""
+    """Run a stage, after checking all settings, not only its own, and the store that later stages write to."""
     params = Params.load()
+    store.check()
     importlib.import_module(f"tenfold.stages.{name}").run(params)
 
 

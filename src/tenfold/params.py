@@ -88,7 +88,7 @@ class TuneBatchSize(Section):
     )
     min: PositiveInt = Field(description="First batch size tried.")
     max: PositiveInt = Field(
-        description="Largest batch size; the data set bounds it too. 256: larger ones learn less per epoch."
+        description="Largest batch size; an epoch keeps at least 16 steps too. 256: larger ones learn less per epoch."
     )
 
     @model_validator(mode="after")
@@ -141,6 +141,7 @@ class Augment(Section):
     shift: NonNegative = Field(description="Largest shift, in pixels.")
     rotate: NonNegative = Field(description="Largest rotation, in degrees.")
     scale: Fraction = Field(description="Largest change of size, as a share.")
+    shear: Fraction = Field(description="Largest sideways slant, as a share of the height.")
 
 
 class Train(Section):

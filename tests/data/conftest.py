@@ -40,9 +40,7 @@ def serve() -> Iterator[Callable[..., str]]:
     servers: list[ThreadingHTTPServer] = []
 
     def start(folder: Path, handler: type[SimpleHTTPRequestHandler] = SimpleHTTPRequestHandler) -> str:
-        servers.append(
-            ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
-        )
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{servers[-1].server_port}"
 

@@ -26,9 +26,7 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     images, labels = tmp_path / f"images{suffix}", tmp_path / f"labels{suffix}"
     idx.write(images, PIXELS)
     idx.write(labels, LABELS)
-    assert images.read_bytes().startswith(
-        b"\x1f\x8b" if suffix else b"\0\0\x08\x03\0\0\0\x03\0\0\0\x04\0\0\0\x05"
-    )
+    assert images.read_bytes().startswith(b"\x1f\x8b" if suffix else b"\0\0\x08\x03\0\0\0\x03\0\0\0\x04\0\0\0\x05")
     pixels, targets = idx.read_pair(images, labels, classes=3)
     np.testing.assert_array_equal(pixels, PIXELS)
     np.testing.assert_array_equal(targets, LABELS)
@@ -92,9 +90,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_images_are_no_labels(tmp_path: Path) -> None:
     idx.write(tmp_path / "labels", PIXELS)
-    with pytest.raises(
-        TenfoldError, match=r"expected IDX labels .* found IDX images: are images and labels swapped"
-    ):
+    with pytest.raises(TenfoldError, match=r"expected IDX labels .* found IDX images: are images and labels swapped"):
         idx.read_labels(tmp_path / "labels", classes=3)
 
 

@@ -91,9 +91,7 @@ def test_a_mirror_in_a_folder(
     assert names(target) == set(NAMES)
 
 
-def test_a_verified_file_in_data_raw_is_kept(
-    project: Path, target: Path, mnist_files: Path, no_network: str
-) -> None:
+def test_a_verified_file_in_data_raw_is_kept(project: Path, target: Path, mnist_files: Path, no_network: str) -> None:
     shutil.copytree(mnist_files, project / "data/raw")
     sources.obtain("mnist", target)
     assert names(target) == set(NAMES)
@@ -178,9 +176,7 @@ def test_the_unpacked_content_is_checked_too(
         sources.DATASETS, "mnist", replace(dataset, train=(images, replace(labels, md5_unpacked="0" * 32)))
     )
     monkeypatch.setenv("TENFOLD_DATA_MIRROR", str(mnist_files))
-    with pytest.raises(
-        TenfoldError, match=r"train-labels-idx1-ubyte.gz: unpacked, is another file: md5 a25bea"
-    ):
+    with pytest.raises(TenfoldError, match=r"train-labels-idx1-ubyte.gz: unpacked, is another file: md5 a25bea"):
         sources.obtain("mnist", target)
 
 
@@ -231,9 +227,7 @@ def test_train_and_test_of_different_size_are_refused(target: Path, monkeypatch:
         idx.write(target / file.name, np.zeros(shape, np.uint8))
     odd = sources.Dataset(("a",), train=(files[0], files[1]), test=(files[2], files[3]))
     monkeypatch.setitem(sources.DATASETS, "odd", odd)
-    with pytest.raises(
-        TenfoldError, match=r"odd: expected test images of shape \(1, 4, 4\).* found \(1, 4, 5\)"
-    ):
+    with pytest.raises(TenfoldError, match=r"odd: expected test images of shape \(1, 4, 4\).* found \(1, 4, 5\)"):
         sources.read("odd", target)
 
 

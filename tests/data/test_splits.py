@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tenfold.data import splits
+from tenfold.data import summary as summary_module
 from tenfold.data.sources import Images
 from tenfold.errors import TenfoldError
 from tenfold.params import Split
@@ -66,9 +67,7 @@ def test_stratified_disjoint_and_whole(seed: int) -> None:
 
 def test_a_subset_of_train_is_stratified_and_nested() -> None:
     targets = labels(*range(50, 550, 50))
-    small, large = (
-        splits.choose(targets, TEN, sizes(n, 200), 1, official_test=1)["train"] for n in (500, 1000)
-    )
+    small, large = (splits.choose(targets, TEN, sizes(n, 200), 1, official_test=1)["train"] for n in (500, 1000))
     assert set(small) < set(large)
     share = np.bincount(targets[small], minlength=10) - 500 * np.bincount(targets) / len(targets)
     assert abs(share).max() < 1
@@ -106,9 +105,7 @@ def test_the_choice_is_a_function_of_the_seed_and_never_changes() -> None:
         (sizes(val=2), 10, "split.val_size: 2 images are too few: in proportion, class 'c' would have none"),
     ],
 )
-def test_an_impossible_size_is_refused_by_its_key(
-    request_: Split, official: int | None, message: str
-) -> None:
+def test_an_impossible_size_is_refused_by_its_key(request_: Split, official: int | None, message: str) -> None:
     with pytest.raises(TenfoldError) as error:
         splits.choose(labels(60, 37, 3), ("a", "b", "c"), request_, 1, official_test=official)
     assert message in str(error.value)
@@ -123,7 +120,7 @@ def test_a_class_too_small_for_the_parts_is_refused_by_name() -> None:
 def parts_of(shape: tuple[int, ...]) -> dict[str, Images]:
     rng = np.random.default_rng(5)
     made = {}
-    for n, name in enumerate(splits.PARTS):
+    for n, name in enumerate(summary_module.PARTS):
         images = rng.integers(0, 256, size=(20 + n, *shape), dtype=np.uint8)
         made[name] = Images(images, np.arange(20 + n) % 2)
     return made
@@ -141,7 +138,7 @@ def test_the_summary_says_what_the_arrays_hold(tmp_path: Path) -> None:
     content = parts["val"].images.tobytes() + parts["val"].labels.astype("<i8").tobytes()
     assert summary.sha256["val"] == hashlib.sha256(content).hexdigest()
     summary.save(tmp_path / "summary.json")
-    assert splits.Summary.load(tmp_path / "summary.json") == summary
+    assert summary_module.Summary.load(tmp_path / "summary.json") == summary
     assert json.loads((tmp_path / "summary.json").read_text())["image_shape"] == [3, 8, 6]
 
 
@@ -165,4 +162,4 @@ def test_a_missing_or_foreign_summary_is_refused(tmp_path: Path, content: str | 
     if content is not None:
         path.write_text(content)
     with pytest.raises(TenfoldError, match=r"summary.json: (cannot be read|is no summary).*dvc repro split"):
-        splits.Summary.load(path)
+        summary_module.Summary.load(path)

@@ -174,4 +174,4 @@ def test_a_file_of_another_format_is_refused(onnx_file: Path, tmp_path: Path) ->
     foreign.metadata_props[0].value = "2"
     onnx.save(foreign, tmp_path / "model.onnx")
     with pytest.raises(MlflowException, match=r"has tenfold\.format 2; this code reads 1"):
-        PixelModel().load_context(PythonModelContext({"onnx": str(tmp_path / "model.onnx")}, None))  # type: ignore[no-untyped-call]
+        PixelModel().load_context(PythonModelContext({"onnx": str(tmp_path / "model.onnx")}, None))

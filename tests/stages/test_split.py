@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tenfold import paths
-from tenfold.data.splits import PARTS, Summary
+from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Data, Params, Split
 from tenfold.stages import download, split
@@ -66,9 +66,7 @@ def test_the_same_bytes_again_and_others_with_another_seed(settings: Params) -> 
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST's files are not beside the checkout")
-def test_mnist_has_the_official_test_set_in_its_order(
-    settings: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mnist_has_the_official_test_set_in_its_order(settings: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENFOLD_DATA_MIRROR", str(MNIST))
     settings = settings.model_copy(update={"data": Data(dataset="mnist")})
     download.run(settings)
@@ -79,9 +77,7 @@ def test_mnist_has_the_official_test_set_in_its_order(
     assert summary.mean == pytest.approx([0.1307], abs=2e-4)
     assert summary.std == pytest.approx([0.3081], abs=2e-4)
     official = settings.split.model_copy(update={"test_size": 5000})
-    with pytest.raises(
-        TenfoldError, match=r"split.test_size: found 5000, but .* official test set, of 10,000"
-    ):
+    with pytest.raises(TenfoldError, match=r"split.test_size: found 5000, but .* official test set, of 10,000"):
         split.run(settings.model_copy(update={"split": official}))
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 
 
 @pytest.fixture
@@ -20,6 +20,13 @@ def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
         images[labels == 1, :, ::3, :] = 255
         np.save(folder / "images.npy", images)
         np.save(folder / "labels.npy", labels)
-    return Summary.model_construct(
-        dataset="stripes", classes=("lying", "upright"), image_shape=(1, 12, 12), mean=(0.4,), std=(0.4,)
+    return Summary(
+        dataset="stripes",
+        classes=("lying", "upright"),
+        image_shape=(1, 12, 12),
+        counts={"train": 200, "val": 40, "test": 40},
+        per_class={"train": (100, 100), "val": (20, 20), "test": (20, 20)},
+        mean=(0.4,),
+        std=(0.4,),
+        sha256={},
     )

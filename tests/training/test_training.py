@@ -1,14 +1,16 @@
 """The module, the tricks, the callbacks and the finders, on a real Trainer and data that is easy to learn."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import seed_everything
 
 from tenfold.data.datamodule import ImageData
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.modeling.module import Classifier
 from tenfold.modeling.optimizers import build_optimizer, build_schedule
@@ -108,7 +110,7 @@ def test_accumulated_batches_equal_one_larger_batch(stripes: Summary) -> None:
 
 
 def no_augmentation() -> object:
-    return SHIPPED.train.augment.model_copy(update={"shift": 0.0, "rotate": 0.0, "scale": 0.0})
+    return SHIPPED.train.augment.model_copy(update={"shift": 0.0, "rotate": 0.0, "scale": 0.0, "shear": 0.0})
 
 
 def test_gradient_clipping_bounds_the_gradient(stripes: Summary) -> None:
@@ -128,20 +130,23 @@ def test_gradient_clipping_bounds_the_gradient(stripes: Summary) -> None:
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "sgd"])
 def test_optimizers(name: str) -> None:
     chosen = Optimizer(name=name, weight_decay=0.1, betas=[0.8, 0.9], momentum=0.7)  # type: ignore[arg-type]
-    weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = build_optimizer([weight], 0.01, chosen)
+    matrix, bias = torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(3))
+    optimizer = build_optimizer([matrix, bias], 0.01, chosen)
     group = optimizer.param_groups[0]
     assert type(optimizer).__name__.lower() == name
     assert (group["lr"], group["weight_decay"]) == (0.01, 0.1)
+    assert group["params"] == [matrix]
+    assert (optimizer.param_groups[1]["weight_decay"], optimizer.param_groups[1]["params"]) == (0, [bias])
     if name.startswith("adam"):
         assert group["betas"] == (0.8, 0.9)
     else:
         assert group["momentum"] == 0.7
     if name == "sgd":
         assert group["nesterov"]
-    weight.sum().backward()
+    (matrix.sum() + bias.sum()).backward()
     optimizer.step()
-    assert (weight < 1).all()
+    assert (matrix < 1).all()
+    assert (bias < 1).all()
 
 
 def test_schedules() -> None:
@@ -192,11 +197,11 @@ def test_hardware_that_is_not_there(changes: dict[str, object], message: str) ->
 @pytest.mark.parametrize(
     ("method", "least", "most", "expected"),
     [
-        ("power", 4, 64, 64),
-        ("power", 4, 50, 50),  # no power of two
-        ("power", 16, 1000, 200),  # bounded by the 200 training images
-        ("binsearch", 4, 64, 64),
-        ("power", 64, 64, 64),
+        ("power", 2, 8, 8),
+        ("power", 2, 7, 4),  # the largest doubling within the bound
+        ("power", 2, 64, 8),  # 200 images in 16 steps: at most 12 a batch
+        ("power", 64, 64, 12),
+        ("binsearch", 2, 64, 12),
     ],
 )
 def test_batch_size_finder_ends_at_the_bound(
@@ -217,10 +222,10 @@ def test_throughput_doubles_until_it_stops_paying(stripes: Summary) -> None:
     params = settings()
     module, data = parts(params, stripes, schedule=None)
     before = weights(module)
-    tune = TuneBatchSize(method="throughput", min=8, max=64)
+    tune = TuneBatchSize(method="throughput", min=2, max=64)
     found, rows = finders.find_batch_size(params.train, tune, module, data)
     sizes = [row["batch_size"] for row in rows]
-    assert sizes == [8, 16, 32, 64][: len(sizes)]
+    assert sizes == [2, 4, 8][: len(sizes)]
     assert found in sizes
     assert all(row["samples_per_s"] > 0 for row in rows)
     assert torch.equal(weights(module), before)
@@ -235,11 +240,24 @@ def test_learning_rate_finder_tries_the_range_and_leaves_the_module_as_it_was(st
     assert test.learning_rates[0] == pytest.approx(1e-4, rel=0.2)
     assert test.learning_rates == sorted(test.learning_rates)
     assert len(test.losses) == len(test.learning_rates)
-    assert test.suggestion in test.learning_rates
+    assert test.suggestion is not None
+    assert 1e-3 < test.suggestion < 0.3
     assert torch.equal(weights(module), before)
     assert module.learning_rate == rate
     again = finders.find_learning_rate(params.train, tune, *parts(params, stripes, schedule=None))
     assert again.suggestion == test.suggestion
+
+
+def test_the_suggestion_lies_between_the_steepest_fall_and_a_tenth_of_the_lowest_loss() -> None:
+    rates = np.logspace(-5, 0, 101)
+    losses = 2 - np.tanh(2 * (np.log10(rates) + 3)) + np.where(rates > 0.1, 10 * (rates - 0.1), 0)
+    lowest = rates[losses.argmin()]
+    assert finders.suggest(rates.tolist(), losses.tolist()) == pytest.approx(math.sqrt(1e-3 * lowest / 10), rel=0.1)
+
+
+@pytest.mark.parametrize("losses", [[1.0] * 50, list(np.linspace(1, 2, 50)), [math.nan] * 50, [1.0, 0.5], []])
+def test_a_curve_that_does_not_fall_gives_no_suggestion(losses: list[float]) -> None:
+    assert finders.suggest(list(np.logspace(-4, 0, len(losses))), losses) is None
 
 
 def test_no_suggestion_means_the_fallback_and_a_warning(
@@ -247,7 +265,7 @@ def test_no_suggestion_means_the_fallback_and_a_warning(
 ) -> None:
     from tenfold.stages import tune
 
-    monkeypatch.setattr(tune.Summary, "load", lambda: stripes)
+    monkeypatch.setattr(Summary, "load", lambda: stripes)
     rates = TuneLearningRate(min=1e20, max=1e30, steps=20, fallback=0.25)  # diverges at once
     params = settings(batch_size=20)
     params = params.model_copy(update={"tune": params.tune.model_copy(update={"learning_rate": rates})})

@@ -53,10 +53,14 @@ class Classifier(Predictor):
         self.train_acc = MulticlassAccuracy(len(spec.classes), average="micro")
         self.val_acc = MulticlassAccuracy(len(spec.classes), average="micro")
 
-    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """Loss of one batch, augmented."""
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Augment training batches: here, since autocast would round the pixels' coordinates in `training_step`."""
         images, labels = batch
-        images = random_affine(images, self.augment.shift, self.augment.rotate, self.augment.scale)
+        return (random_affine(images, **self.augment.model_dump()) if self.trainer.training else images), labels
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """Loss of one augmented batch."""
+        images, labels = batch
         logits = self(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         self.train_loss.update(loss.detach(), len(labels))

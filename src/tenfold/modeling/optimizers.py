@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
@@ -11,8 +12,13 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 from tenfold import params as settings
 
 
-def build_optimizer(weights: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer) -> Optimizer:
-    """The optimizer named in `train.optimizer`."""
+def build_optimizer(parameters: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer) -> Optimizer:
+    """The optimizer named in `train.optimizer`; weights of layers decay, biases and BatchNorm's vectors do not."""
+    everything = list(parameters)
+    weights: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in everything if parameter.ndim > 1]},
+        {"params": [parameter for parameter in everything if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]
     decay = chosen.weight_decay
     betas = (chosen.betas[0], chosen.betas[1])
     match chosen.name:

@@ -76,7 +76,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def save(figure: Figure, path: Path) -> None:
     """Write `figure` as a PNG of 100 dots per inch, whatever the name's ending."""
     with style():
-        FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})  # type: ignore[no-untyped-call]
+        FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
 
 
 @styled

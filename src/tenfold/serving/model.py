@@ -36,7 +36,7 @@ class Refused(MlflowException):
     def serialize_as_json(self) -> str:
         """The body of the answer, without the request that MLflow's server puts before each message."""
         self.message = self.reason
-        body: str = super().serialize_as_json()  # type: ignore[no-untyped-call]
+        body: str = super().serialize_as_json()
         return body
 
 

@@ -16,9 +16,7 @@ def run(params: Params) -> None:
     classes = sources.DATASETS[dataset].classes
     pool, official = sources.read(dataset, paths.RAW)
 
-    chosen = splits.choose(
-        pool.labels, classes, params.split, params.seed, len(official.labels) if official else None
-    )
+    chosen = splits.choose(pool.labels, classes, params.split, params.seed, len(official.labels) if official else None)
     parts = {part: Images(pool.images[indices], pool.labels[indices]) for part, indices in chosen.items()}
     if official:
         parts["test"] = official
@@ -28,6 +26,4 @@ def run(params: Params) -> None:
         for name, part in parts.items():
             splits.save(folder / name, part)
         summary.save(folder / paths.SUMMARY.name)
-    print(
-        f"{dataset}: " + ", ".join(f"{count:,} {name}" for name, count in summary.counts.items()), flush=True
-    )
+    print(f"{dataset}: " + ", ".join(f"{count:,} {name}" for name, count in summary.counts.items()), flush=True)

@@ -13,7 +13,7 @@ from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
 
 from tenfold import paths
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.modeling import checkpoint
 from tenfold.modeling.module import Classifier
 from tenfold.modeling.predictor import Predictor

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tenfold import paths
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.params import Params
 
 Found = dict[str, Any]

@@ -226,9 +226,7 @@ def _sigterm_raises() -> Iterator[None]:
 def _system_metrics(run_id: str) -> Iterator[Any]:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
-        run_id, sampling_interval=SAMPLING_S, resume_logging=True
-    )
+    monitor: Any = SystemMetricsMonitor(run_id, sampling_interval=SAMPLING_S, resume_logging=True)
     monitor.start()
     try:
         yield

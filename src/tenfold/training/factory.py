@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenfold.data.splits import Summary
+from tenfold.data.summary import Summary
 from tenfold.modeling.module import Classifier
 from tenfold.modeling.networks import NetworkSpec, build
 from tenfold.params import Params, Schedule

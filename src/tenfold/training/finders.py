@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.tuner.tuning import Tuner
 
@@ -17,6 +19,8 @@ from tenfold.params import Train, TuneBatchSize, TuneLearningRate
 from tenfold.training.tricks import build_trainer
 
 STEPS_PER_TRIAL = 3
+STEPS_PER_EPOCH = 16  # at least: with fewer, a small data set learns too little per epoch
+SKIPPED = 10  # first points of a range test, before the smoothed loss has settled
 TIMED_STEPS = 10
 WORTHWHILE = 1.05  # growth of samples per second below which a larger batch is not worth its cost
 
@@ -28,12 +32,35 @@ class RangeTest:
     Attributes:
         learning_rates: tried, rising.
         losses: smoothed, one per learning rate.
-        suggestion: the learning rate where the loss falls most steeply; None when there is no such place.
+        suggestion: a peak for the schedule; None when the loss does not fall.
     """
 
     learning_rates: list[float]
     losses: list[float]
     suggestion: float | None
+
+
+def suggest(learning_rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Read a learning rate off a range test: halfway, on the log axis, between its two classic readings.
+
+    One is where the loss falls most steeply, which is cautious; the other a tenth of where it is lowest, which is
+    bold (both in https://docs.fast.ai/callback.schedule.html). Lightning's own suggestion takes the slope against the
+    rate itself instead of its logarithm, so on an exponential range it is always near the lower end, whatever the
+    network.
+
+    Returns:
+        The rate; None when fewer than 3 points are finite, or the loss nowhere falls, or is lowest before it falls.
+    """
+    rates, values = np.array(learning_rates[SKIPPED:-1]), np.array(losses[SKIPPED:-1])
+    finite = np.isfinite(values)
+    rates, values = rates[finite], values[finite]
+    if len(values) < 3:
+        return None
+    slope = np.gradient(values, np.log(rates))
+    steepest, lowest = int(slope.argmin()), int(values.argmin())
+    if slope[steepest] >= 0 or lowest <= steepest:
+        return None
+    return math.sqrt(rates[steepest] * rates[lowest] / 10)
 
 
 def find_learning_rate(train: Train, tune: TuneLearningRate, module: Classifier, data: ImageData) -> RangeTest:
@@ -47,21 +74,20 @@ def find_learning_rate(train: Train, tune: TuneLearningRate, module: Classifier,
     )
     if finder is None:
         return RangeTest([], [], None)
-    rates, losses = finder.results["lr"], finder.results["loss"]
-    suggestion = finder.suggestion() if len(losses) > 12 else None  # the finder itself leaves out the first 10
-    found = suggestion if suggestion is not None and math.isfinite(suggestion) and suggestion > 0 else None
-    return RangeTest([float(rate) for rate in rates], [float(loss) for loss in losses], found)
+    rates = [float(rate) for rate in finder.results["lr"]]
+    losses = [float(loss) for loss in finder.results["loss"]]
+    return RangeTest(rates, losses, suggest(rates, losses))
 
 
 def find_batch_size(
     train: Train, tune: TuneBatchSize, module: Classifier, data: ImageData
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The batch size by the configured method, at most `tune.max` and the number of training images.
+    """The batch size by the configured method, at most `tune.max`, and leaving an epoch `STEPS_PER_EPOCH` steps.
 
     Returns:
         The batch size, and one row per size tried.
     """
-    limit = min(tune.max, len(data.train_set))
+    limit = max(1, min(tune.max, len(data.train_set) // STEPS_PER_EPOCH))
     data.batch_size = min(tune.min, limit)
     if tune.method == "throughput":
         return _fastest(train, module, data, limit)
@@ -75,9 +101,11 @@ def find_batch_size(
         max_val=limit + 1,  # Lightning stops before it tries this value
         margin=0.0,
     )
-    size = min(found or data.batch_size, limit)
-    tried = sorted({min(tried, limit) for tried in data.sizes_tried} | {size})
-    return size, [{"batch_size": tried_size, "fits": tried_size <= size} for tried_size in tried]
+    size = found or data.batch_size
+    while size > limit:  # Lightning's last doubling, which it has not tried
+        size = size // 2 if tune.method == "power" else limit
+    tried = sorted({tried for tried in data.sizes_tried if tried <= limit} | {size})
+    return size, [{"batch_size": one, "fits": one <= size} for one in tried]
 
 
 def _fastest(train: Train, module: Classifier, data: ImageData, limit: int) -> tuple[int, list[dict[str, Any]]]:

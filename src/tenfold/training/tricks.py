@@ -140,5 +140,6 @@ def _quieten() -> None:
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers")  # arrays in memory need none
+    warnings.filterwarnings("ignore", message=".*overridden `on_after_batch_transfer`")  # on purpose
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval")  # epochs are logged whole
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
