@@ -107,7 +107,7 @@ def compare(network: nn.Module, path: Path, images: npt.NDArray[np.uint8], batch
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = np.array(images[start : start + batch_size])  # a copy, since torch wants a writable array
-            expected = network(torch.from_numpy(batch).to(memory_format=torch.channels_last)).numpy()
+            expected = network(torch.tensor(batch).to(memory_format=torch.channels_last)).numpy()
             (found,) = session.run(["logits"], {"images": batch})
             different += int((expected.argmax(1) != found.argmax(1)).sum())
             differences.append(float(np.abs(expected - found).max()))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import logging
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tenfold.params import Params
 from tenfold.report import evaluation, figures, tables
 from tenfold.report.measures import Measures, measure
 from tenfold.tracking import records, sync
+from tenfold.training.quiet import quieten
 
 
 def run(params: Params) -> None:
@@ -53,6 +53,8 @@ def run(params: Params) -> None:
         tables.write_predictions(folder / "predictions.csv", measured["test"], summary.classes)
         tables.write_confusion(folder / "confusion.csv", measured["test"], summary.classes)
         draw(measured["test"], summary.classes, params.evaluate.mistakes, folder)
+        history = csv.DictReader(paths.HISTORY.read_text(encoding="utf-8").splitlines())
+        figures.save(figures.curves(list(history)), folder / "curves.png")
         sums = {part: measures.summary() for part, measures in measured.items()}
         _write_json(folder / "summary.json", sums)
         _write_json(metrics, {part: {"loss": row["loss"], "acc": row["acc"]} for part, row in sums.items()})
@@ -75,9 +77,7 @@ def check_fit(spec: NetworkSpec, summary: Summary) -> None:
 
 def quiet_trainer() -> Trainer:
     """A Trainer that only predicts, in full precision, on the best device at hand; a bar on a terminal."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers")  # arrays in memory need none
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
+    quieten()
     return Trainer(
         devices=1,
         precision="32-true",

@@ -18,7 +18,6 @@ from tenfold.modeling import checkpoint
 from tenfold.modeling.module import Classifier
 from tenfold.modeling.predictor import Predictor
 from tenfold.params import Params
-from tenfold.report import figures
 from tenfold.tracking import records, runs
 from tenfold.tracking.logger import RunLogger
 from tenfold.training import tricks
@@ -69,7 +68,6 @@ def write_outs(classifier: Classifier, trainer: Trainer, history: History, best:
     with paths.writing(paths.TRAIN_REPORT) as folder:
         folder.mkdir()
         history.write(folder / paths.HISTORY.name)
-        figures.save(figures.curves(history.rows), folder / "curves.png")
         (folder / "network.txt").write_text(summary + "\n", encoding="utf-8")
 
 

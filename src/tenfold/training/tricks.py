@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +15,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from tenfold.data.datamodule import ImageData
 from tenfold.errors import TenfoldError
 from tenfold.params import Train
+from tenfold.training.quiet import quieten
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 
@@ -57,7 +56,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
     Raises:
         TenfoldError: this machine has not the accelerator or the devices that are asked for.
     """
-    _quieten()
+    quieten()
     try:
         return Trainer(
             accelerator=train.accelerator,
@@ -133,13 +132,3 @@ def build_data(train: Train, batch_size: int, seed: int) -> ImageData:
 
 def _mode(train: Train) -> str:
     return "max" if train.monitor.endswith("acc") else "min"
-
-
-def _quieten() -> None:
-    """Lightning's advice and news are left out; its warnings and errors stay, less those that are idle here."""
-    for name in ("pytorch_lightning", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers")  # arrays in memory need none
-    warnings.filterwarnings("ignore", message=".*overridden `on_after_batch_transfer`")  # on purpose
-    warnings.filterwarnings("ignore", message=".*smaller than the logging interval")  # epochs are logged whole
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec", category=FutureWarning)
