@@ -2,43 +2,43 @@
 
 PYTHON ?= python3
 VENV := .venv
-STAMP := $(VENV)/.installed
-PORT ?= 5000
+INSTALLED := $(VENV)/.installed
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.DEFAULT_GOAL := help
-
 help:  ## List what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## Make .venv and install the locked requirements
+setup: $(INSTALLED)  ## Make .venv and install the locked requirements
 
-$(STAMP): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ". Name one: make PYTHON=python3.11 …")'
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(None if sys.version_info >= (3, 11) else f"error: Python 3.11 or newer is needed, {sys.executable} is {v}. Name one: make PYTHON=python3.11 repro")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	touch $(STAMP)
+	pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
 
-repro: setup  ## Run the whole pipeline (only what has changed)
+repro: setup  ## Run the pipeline: whatever has changed, and all of it the first time
 	dvc repro
 
-test: setup  ## Lint, check types, run all tests
-	$(MAKE) lint
-	pytest --cov --cov-report=term
+ui: setup  ## Browse the runs, on port 5000 (PORT=… for another)
+	tenfold ui $(if $(PORT),--port $(PORT))
+
+serve: setup  ## Serve the champion, on port 5001 (PORT=… for another)
+	tenfold serve $(if $(PORT),--port $(PORT))
 
 lint: setup  ## Check style and types
 	ruff check .
 	ruff format --check .
 	mypy
 
-ui: setup  ## Browse the runs (PORT=5000)
-	tenfold ui --port $(PORT)
-
-serve: setup  ## Serve the champion (PORT=5001)
-	tenfold serve
+test: lint  ## Check style and types, and run all tests
+	pytest --cov --cov-report=term:skip-covered
 
 bench: setup  ## Run the benchmarks
-	@for script in benchmarks/*.py; do echo "== $$script"; python $$script || exit 1; done
+	@for script in benchmarks/*.py; do echo "== $$script"; python "$$script" || exit 1; done
 
-.PHONY: help setup repro test lint ui serve bench
+lock:  ## Pin every package anew, for all platforms (needs uv)
+	uv pip compile --universal --python-version 3.11 --extra dev --no-annotate \
+	  --custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
+
+.PHONY: help setup repro ui serve lint test bench lock

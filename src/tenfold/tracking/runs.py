@@ -43,8 +43,8 @@ REPLAYED = "tenfold.replayed"
 ERROR = "tenfold.error"
 """Tag: why the run failed."""
 
-SAMPLING_S = 2.0
-"""Interval of the system metrics: a training of 20 s gets several points."""
+SAMPLING_S = 1.0
+"""Interval of the system metrics: a short training gets some points, too."""
 METRICS_PER_BATCH, LONGEST_TAG = 1000, 5000
 """MLflow's limits (of a tag, in characters: that of its oldest databases)."""
 

@@ -1,0 +1,252 @@
+"""README.md: its tables agree with the schema, what it names exists, and its commands run as written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import typing
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from tenfold.params import Params, describe
+from tenfold.reproduce import check_overrides, flat_names, parse_overrides
+from tests.checkout import PROJECT, Checkout, Pipeline, clean_environment
+
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [content.strip() for language, content in FENCED.findall(README) if language == "sh"]
+
+NOT_RUN = {
+    "git clone <address of this repository> tenfold && cd tenfold": "the fixture `pipeline` stands for it",
+    "make repro": "installs 6 GB; the pipeline itself is run by the fixture",
+    "source .venv/bin/activate": "the tests run in the environment that is already there",
+    "make test": "would run this test in itself",
+    "make lint": "`make test` calls it before the tests",
+    "dvc repro --force": "run by tests/test_pipeline.py, with the comparison after it",
+    "git diff --exit-code dvc.lock reports/metrics.json": "belongs to the line above; the fixture has other data",
+    "mlflow run . -P learning_rate=0.003 -P max_epochs=1 --experiment-name foo": "installs 6 GB",
+}
+"""Lines of blocks that are not run, each with the reason."""
+READ_ONLY = ("dvc exp run ", "mlflow run ")
+"""Lines of these are run, in this or a shorter form, by tests/test_pipeline.py; here they are parsed."""
+SERVERS = ("make ui", "mlflow models serve ")
+READY_S = 90.0
+
+
+def lines() -> list[str]:
+    return [line for block in BLOCKS for line in block.splitlines()]
+
+
+def code() -> str:
+    """All code of the README, and nothing else: spans outside tables of settings, and blocks of commands."""
+    prose = FENCED.sub("", re.sub(r"^\| `[\w.]+` \| .*$", "", README, flags=re.MULTILINE))
+    return "\n".join([*re.findall(r"`([^`\n]+)`", prose), *BLOCKS])
+
+
+def choices(annotation: object) -> set[str]:
+    """The words that a setting may be."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return {value for value in typing.get_args(annotation) if isinstance(value, str)}
+    return set().union(*map(choices, typing.get_args(annotation)))
+
+
+def annotation_of(key: str) -> object:
+    section: type[BaseModel] = Params
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        inner = section.model_fields[parent].annotation
+        assert isinstance(inner, type)
+        section = inner
+    return section.model_fields[leaf].annotation
+
+
+def test_the_tables_of_settings_agree_with_schema_and_shipped_values() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| (.+) \|$", README, re.MULTILINE)
+    assert sorted(key for key, _, _ in rows) == sorted(describe())
+    shipped = Params.load(PROJECT / "params.yaml").flat()
+    yaml = YAML(typ="safe", pure=True)
+    assert {key: yaml.load(value) for key, value, _ in rows} == shipped
+    for key, value, meaning in rows:
+        unnamed = {word for word in choices(annotation_of(key)) if f"`{word}`" not in f"`{value}` {meaning}"}
+        assert not unnamed, f"{key} may be {unnamed}, and README does not say so"
+
+
+def test_the_accuracy_is_the_committed_one() -> None:
+    accuracy = json.loads((PROJECT / "reports/metrics.json").read_text(encoding="utf-8"))["test"]["acc"]
+    found = re.search(r"reads ([\d.]+) % of the ([\d,]+) MNIST test images", README)
+    assert found
+    assert float(found[1]) == pytest.approx(100 * accuracy)
+
+
+def test_paths_exist(pipeline: Pipeline) -> None:
+    """Files and folders that README names, made by the pipeline or not; also those of the layout."""
+    layout = next(content for language, content in FENCED.findall(README) if language == "text")
+    named, folder = set[str](), ""
+    for line in layout.splitlines():
+        name = line.split()[0]
+        named.add(folder + name if line.startswith(" ") else name)
+        if not line.startswith(" "):
+            folder = name if name.endswith("/") else ""
+    drawn = re.findall(
+        r"\|([\w./]+)\|", FENCED.findall(README)[[x[0] for x in FENCED.findall(README)].index("mermaid")][1]
+    )
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    ends = r"(?:\.(?:yaml|lock|toml|py|json|db|md|onnx|ckpt|npy|csv)|/)"
+    words = re.findall(rf"(?<![\w./<-])((?:[\w.-]+/)*[\w.-]*{ends})(?![\w/])", code())
+    folders = re.findall(r"(?<![\w./<-])((?:src|data|reports|models|tests)/[\w./-]+)", code())
+    named |= {*drawn, *links, *words, *folders}
+    named = {name for name in named if not name.startswith((".venv", "..", "tmp/")) and name not in {".", "/"}}
+    assert {"params.yaml", "src/tenfold/stages/", "reports/metrics.json", "data/split/test/images.npy"} <= named
+    assert [name for name in sorted(named) if not (pipeline.checkout.root / name).exists()] == []
+
+
+def test_make_targets_and_verbs_exist() -> None:
+    from tenfold.__main__ import app
+
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", code(), re.MULTILINE))
+    assert named >= {"repro", "ui", "serve", "test", "lint"}
+    assert named <= targets
+    verbs = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    assert set(re.findall(r"(?:^|`)tenfold ([a-z]+)", code(), re.MULTILINE)) <= verbs
+    stages = list(YAML(typ="safe", pure=True).load(PROJECT / "dvc.yaml")["stages"])
+    assert re.findall(r"(\w+)\[\"", README) == stages
+    assert set(re.findall(r"dvc repro ([a-z]+)", code())) <= set(stages)
+
+
+def test_what_is_not_run_is_in_the_readme() -> None:
+    assert set(NOT_RUN) <= set(lines())
+
+
+@pytest.mark.parametrize("line", [line for line in lines() if line.startswith(READ_ONLY)])
+def test_commands_of_experiments_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the parsers of DVC and MLflow, and their settings by the schema."""
+    from dvc.cli import parse_args
+    from mlflow.cli.run import run as mlflow_run  # type: ignore[import-not-found, unused-ignore]
+
+    monkeypatch.chdir(PROJECT)
+    program, *arguments = shlex.split(line)
+    if program == "dvc":
+        given = dict(pair.split("=", 1) for pair in parse_args(arguments).set_param)
+        assert set(given) <= set(describe())
+    else:
+        parsed = mlflow_run.make_context("run", arguments[1:]).params
+        given = parse_overrides([f"--{pair}" for pair in parsed["param_list"]])
+        assert set(given) <= set(flat_names().values())
+    check_overrides(given)
+
+
+def test_experiments_are_run_by_another_test() -> None:
+    other = (PROJECT / "tests/test_pipeline.py").read_text(encoding="utf-8")
+    assert next(line for line in lines() if line.startswith("mlflow run . --env-manager local")) in other
+    for word in ('"--temp"', '"--queue"', '"--run-all"', '"dvc", "repro", "--force"'):
+        assert word in other
+
+
+def as_here(text: str, ports: dict[str, str]) -> str:
+    """Commands for the fixture's data, and for ports that are free."""
+    for port, free in ports.items():
+        text = text.replace(port, free)
+    return text.replace("tenfold-mnist", "tenfold-digits")
+
+
+@contextmanager
+def running(checkout: Checkout, command: str, address: str, log: Path, **environment: str) -> Iterator[None]:
+    """A server, from its first answer on; its whole process group ends with the block."""
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=checkout.root,
+            env=clean_environment() | environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + READY_S
+        while True:
+            assert server.poll() is None, f"{command} ended:\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"{command} does not answer:\n{log.read_text()}"
+            with suppress(OSError):
+                urllib.request.urlopen(address, timeout=5).close()
+                break
+            time.sleep(0.1)
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait(10)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.timeout(600)
+def test_all_other_blocks_run_as_written(pipeline: Pipeline, tmp_path: Path) -> None:
+    checkout = pipeline.checkout
+    before = checkout.run("git", "status", "--porcelain")
+    done = []
+    for block in BLOCKS:
+        kept = [
+            line for line in block.splitlines() if line not in NOT_RUN and not line.startswith((*READ_ONLY, *SERVERS))
+        ]
+        if kept and "/invocations" not in block:
+            checkout.run("bash", "-e", "-c", as_here("\n".join(kept), {}))
+            done += kept
+    assert {"dvc metrics show", "dvc metrics diff", "dvc plots show", "dvc exp show"} <= set(done)
+    assert checkout.run("git", "status", "--porcelain") == before
+
+
+@pytest.mark.timeout(300)
+def test_the_pages_open(pipeline: Pipeline, tmp_path: Path) -> None:
+    """`make ui`, with the environment that is there in place of `.venv`."""
+    checkout, port = pipeline.checkout, free_port()
+    installed = checkout.root / ".venv" / ".installed"
+    installed.parent.mkdir()
+    try:
+        installed.touch()
+        command = next(line for line in lines() if line.startswith("make ui"))
+        with running(checkout, command, f"http://127.0.0.1:{port}/", tmp_path / "log", PORT=port):
+            pass
+    finally:
+        installed.unlink(missing_ok=True)
+        installed.parent.rmdir()
+
+
+@pytest.mark.timeout(300)
+def test_the_champion_is_served_and_asked(pipeline: Pipeline, tmp_path: Path) -> None:
+    checkout, port = pipeline.checkout, free_port()
+    ports = {"5001": port}
+    command = as_here(next(line for line in lines() if line.startswith("mlflow models serve ")), ports)
+    asking = as_here(next(block for block in BLOCKS if "/invocations" in block), ports)
+    asking = asking.replace("/tmp/", f"{tmp_path}/")
+    with running(checkout, command, f"http://127.0.0.1:{port}/ping", tmp_path / "log"):
+        answer = json.loads(checkout.run("bash", "-e", "-c", asking))
+        refused = urllib.request.Request(
+            f"http://127.0.0.1:{port}/invocations", b'{"inputs": [[[0.5]]]}', {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(refused, timeout=30)
+    example = json.loads(next(content for language, content in FENCED.findall(README) if language == "json"))
+    assert len(answer["predictions"]) == 7
+    assert list(answer["predictions"][0]) == list(example["predictions"][0])
