@@ -32,7 +32,7 @@ lint: setup  ## Check style and types
 	mypy
 
 test: lint  ## Check style and types, and run all tests
-	pytest --cov --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 pytest --numprocesses 2 --dist loadgroup --cov --cov-report=term:skip-covered
 
 bench: setup  ## Run the benchmarks
 	@for script in benchmarks/*.py; do echo "== $$script"; python "$$script" || exit 1; done

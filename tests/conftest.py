@@ -7,6 +7,14 @@ import pytest
 from tests.checkout import Checkout, Pipeline, clone, commit
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests that read the one pipeline go to one worker, so that it runs once, and they come first."""
+    for item in items:
+        if "pipeline" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("pipeline"))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A clone set up for `digits`."""
