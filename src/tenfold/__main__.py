@@ -13,6 +13,7 @@ import typer
 from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
+from tenfold.reproduce import flat_names
 from tenfold.tracking import store
 
 app = typer.Typer(
@@ -111,6 +112,7 @@ def serve(
 
 @app.command(
     rich_help_panel=PEOPLE,
+    epilog=f"**Settings:** {', '.join(flat_names())}",
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
@@ -121,7 +123,9 @@ def repro(
     context: typer.Context,
     until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
 ) -> None:
-    """Run the pipeline with other settings, as a DVC experiment: `tenfold repro --max_epochs 3`.
+    """Run the pipeline with other settings: `tenfold repro --max_epochs 3`.
+
+    It runs in a temporary copy, and is then a DVC experiment (`dvc exp show`, `dvc exp apply`).
 
     Settings go by their flat names: `train.max_epochs` is `--max_epochs`, `data.dataset` is `--data_dataset`. Those not
     given are as in params.yaml, which stays as it is. This is what `mlflow run` calls.

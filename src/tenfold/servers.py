@@ -12,6 +12,10 @@ from tenfold.errors import TenfoldError
 from tenfold.tracking import store
 
 
+UI = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""One person looks at local files: one worker, and none for jobs, is up twice as fast."""
+
+
 def open_ui(host: str, port: int) -> NoReturn:
     """Become MLflow's web server over the project's store.
 
@@ -24,7 +28,7 @@ def open_ui(host: str, port: int) -> NoReturn:
     _check_port(host, port)
     store.check()
     print(f"MLflow on http://{host}:{port} (end with Ctrl+C)", flush=True)
-    _become("ui", "--backend-store-uri", uri, "--host", host, "--port", str(port))
+    _become("ui", "--backend-store-uri", uri, "--host", host, "--port", str(port), **UI)
 
 
 def serve_model(model_uri: str, host: str, port: int) -> NoReturn:
@@ -49,10 +53,12 @@ def _check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _become(*arguments: str) -> NoReturn:
+def _become(*arguments: str, **variables: str) -> NoReturn:
     """Replace this process by the MLflow of its own environment, whose `uvicorn` MLflow looks for on the PATH."""
     environment = os.environ | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "MLFLOW_TRACKING_URI": store.tracking_uri(),
     }
+    for name, value in variables.items():
+        environment.setdefault(name, value)
     os.execve(sys.executable, [sys.executable, "-m", "mlflow", *arguments], environment)
