@@ -107,7 +107,6 @@ def test_replay_of_the_history_doubles_no_point_of_a_live_training(run_id: str) 
         accelerator="cpu",
         logger=writer,
         callbacks=[history],
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
