@@ -86,6 +86,15 @@ def sync() -> None:
     print(bring_in_line(Path()))
 
 
+@app.command(rich_help_panel=PEOPLE)
+def verify() -> None:
+    """Prove that training is bit-exact: twice, and once more with a kill in the middle. Exit status 1: it is not."""
+    from tenfold.verify import verify as prove
+
+    Params.load()
+    raise typer.Exit(0 if prove() else 1)
+
+
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)]
 

@@ -105,8 +105,8 @@ def test_replay_of_the_history_doubles_no_point_of_a_live_training(run_id: str) 
     trainer = Trainer(
         max_epochs=3,
         accelerator="cpu",
-        logger=[history, writer],
-        enable_checkpointing=False,
+        logger=writer,
+        callbacks=[history],
         enable_progress_bar=False,
         enable_model_summary=False,
     )

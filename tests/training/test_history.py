@@ -1,22 +1,31 @@
 from pathlib import Path
 
+from tenfold.data.summary import Summary
 from tenfold.training.history import History, read
+from tests.training.test_training import fit, settings
+
+ROWS = [
+    {"epoch": 0, "step": 10, "lr": 0.01, "train/loss": 0.123457, "train/acc": 0.8, "val/loss": 0.2, "val/acc": 0.9},
+    {"epoch": 1, "step": 20, "lr": 5e-7, "train/loss": 0.1, "train/acc": 0.9, "val/loss": 0.2, "val/acc": 0.91},
+]
 
 
-def test_one_row_per_epoch_from_what_lightning_sends(tmp_path: Path) -> None:
-    announced: list[dict[str, float]] = []
-    history = History(announced.append)
-    history.log_metrics({"lr": 0.5}, step=3)  # in mid-epoch: no part of the history
-    for epoch in (0, 1):
-        last = 10 * (epoch + 1) - 1
-        history.log_metrics({"val/loss": 0.2, "val/acc": 0.9 + epoch / 100, "epoch": epoch}, step=last)
-        speed = {"throughput/samples_per_s": 123.4, "lr": 0.01}
-        history.log_metrics(speed | {"train/loss": 0.12345678, "train/acc": 0.8, "epoch": epoch}, step=last)
+def test_rows_are_written_and_read(tmp_path: Path) -> None:
+    history = History()
+    history.load_state_dict({"rows": ROWS})
     history.write(tmp_path / "history.csv")
     assert (tmp_path / "history.csv").read_text() == (
         "epoch,step,lr,train/loss,train/acc,val/loss,val/acc\n"
         "0,10,0.01,0.123457,0.8,0.2,0.9\n"
-        "1,20,0.01,0.123457,0.8,0.2,0.91\n"
+        "1,20,5e-07,0.1,0.9,0.2,0.91\n"
     )
+    assert read(tmp_path / "history.csv") == ROWS
+    assert history.state_dict() == {"rows": ROWS}
+
+
+def test_each_epoch_is_announced_with_all_its_values(stripes: Summary, tmp_path: Path) -> None:
+    announced: list[dict[str, float]] = []
+    _, history = fit(settings(max_epochs=2), stripes, tmp_path / "kept", History(announced.append))
     assert announced == history.rows
-    assert read(tmp_path / "history.csv") == history.rows
+    assert [list(row) for row in history.rows] == [list(ROWS[0])] * 2
+    assert all(round(value, 6) == value for row in history.rows for value in list(row.values())[3:])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import seed_everything
+from pytorch_lightning import Callback, seed_everything
 
 from tenfold.data.datamodule import ImageData
 from tenfold.data.summary import Summary
@@ -15,7 +15,7 @@ from tenfold.errors import TenfoldError
 from tenfold.modeling.module import Classifier
 from tenfold.modeling.optimizers import build_optimizer, build_schedule
 from tenfold.params import EarlyStopping, Optimizer, Params, Schedule, TuneBatchSize, TuneLearningRate
-from tenfold.training import finders, tricks
+from tenfold.training import finders, resume, tricks
 from tenfold.training.callbacks import EpochSeed, SpeedMonitor
 from tenfold.training.factory import build_classifier
 from tenfold.training.history import History
@@ -38,22 +38,29 @@ def parts(
     return build_classifier(params, summary, 0.02, schedule), tricks.build_data(params.train, 20, 1)
 
 
-def fit(params: Params, summary: Summary, folder: Path) -> tuple[Classifier, History]:
-    """Train as the train stage does."""
+def fit(
+    params: Params, summary: Summary, folder: Path, history: History | None = None, *watchers: Callback
+) -> tuple[Classifier, History]:
+    """Train as the train stage does, going on with what is in `folder`."""
     module, data = parts(params, summary)
-    history = History()
+    history = history or History()
+    checkpoint, data.first_epoch = resume.newest_checkpoint(folder)
     trainer = tricks.build_trainer(
         params.train,
-        logger=[history],
+        logger=False,
+        plugins=[resume.CheckpointFiles()],
         callbacks=[
             EpochSeed(params.seed),
             SpeedMonitor(),
-            tricks.checkpointing(params.train, folder),
             *tricks.stopping(params.train),
+            resume.StayStopped(),
+            *watchers,
+            history,
+            *tricks.checkpointing(params.train, folder),
         ],
         **tricks.training_flags(params.train),
     )
-    trainer.fit(module, datamodule=data)
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
     return module, history
 
 
@@ -69,8 +76,8 @@ def test_it_learns_and_keeps_best_and_last(stripes: Summary, tmp_path: Path) -> 
     assert history.rows[-1]["val/acc"] >= 0.95
     assert history.rows[-1]["train/loss"] < history.rows[0]["train/loss"]
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert len(kept) == 3
-    assert kept[-1] == "last.ckpt"
+    assert [name for name in kept if "last" in name] == ["00001-last.ckpt", "00002-last.ckpt"]
+    assert len([name for name in kept if "best" in name]) == 2
 
 
 def test_training_is_the_same_bit_for_bit_whatever_was_drawn_before(stripes: Summary, tmp_path: Path) -> None:

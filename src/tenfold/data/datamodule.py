@@ -125,14 +125,15 @@ class ImageData(LightningDataModule):
         self.pin_memory = pin_memory
         self.train_set = ImageSet(folder / "train")
         self.val_set = ImageSet(folder / "val")
+        self.first_epoch = 0  # of a resumed training: the one that it goes on with
         self.sizes_tried: list[int] = []
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled by (seed, epoch, rank)."""
         self.sizes_tried.append(self.batch_size)
-        return self._loader(
-            self.train_set, TrainBatches(len(self.train_set), self.batch_size, self.seed, *self._rank())
-        )
+        batches = TrainBatches(len(self.train_set), self.batch_size, self.seed, *self._rank())
+        batches.set_epoch(self.first_epoch)  # Lightning does so too late: workers have asked for batches by then
+        return self._loader(self.train_set, batches)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """In order."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
 
 from tenfold import paths
@@ -20,14 +19,21 @@ from tenfold.modeling.predictor import Predictor
 from tenfold.params import Params
 from tenfold.tracking import records, runs
 from tenfold.tracking.logger import RunLogger
-from tenfold.training import tricks
+from tenfold.training import resume, tricks
 from tenfold.training.callbacks import EpochSeed, SpeedMonitor
 from tenfold.training.factory import build_classifier
 from tenfold.training.history import History
 
 
-def run(params: Params) -> None:
-    """Write `models/best.ckpt` and `reports/train/`, and fill the MLflow run of this training."""
+def run(params: Params, watchers: Sequence[Callback] = ()) -> None:
+    """Write `models/best.ckpt` and `reports/train/`, and fill the MLflow run of this training.
+
+    A training that was interrupted goes on after its last finished epoch.
+
+    Args:
+        params: all settings.
+        watchers: callbacks that look on, and shape nothing.
+    """
     train = params.train
     tuned = json.loads(paths.TUNE_RESULT.read_text(encoding="utf-8"))
     learning_rate, batch_size = tuned["learning_rate"]["value"], tuned["batch_size"]["value"]
@@ -38,24 +44,33 @@ def run(params: Params) -> None:
     classifier = build_classifier(params, summary, learning_rate, train.schedule)
 
     title = f"{summary.dataset} {params.model.network} {train.max_epochs} epochs"
-    with runs.open_run("tenfold", title) as tracked, tempfile.TemporaryDirectory() as scratch:
+    with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder) as tracked:
         records.record_settings(tracked.id, params)
         records.record_dataset(tracked.id, Path())
         history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
         logger = RunLogger(tracked.id)
-        keeper = tricks.checkpointing(train, Path(scratch))
+        best, last = tricks.checkpointing(train, folder)
         trainer = tricks.build_trainer(
             train,
-            logger=[history, logger],
-            callbacks=[EpochSeed(params.seed), SpeedMonitor(), keeper, *tricks.stopping(train)],
+            logger=logger,
+            plugins=[resume.CheckpointFiles()],
+            callbacks=[
+                EpochSeed(params.seed),
+                SpeedMonitor(),
+                *tricks.stopping(train),
+                resume.StayStopped(),
+                *watchers,
+                history,
+                best,
+                last,
+            ],
             **tricks.training_flags(train),
         )
-        started = time.perf_counter()
-        trainer.fit(classifier, datamodule=data)
-        logger.log_metrics({"time/fit_s": time.perf_counter() - started}, step=trainer.global_step)
+        checkpoint, data.first_epoch = resume.newest_checkpoint(folder)
+        trainer.fit(classifier, datamodule=data, ckpt_path=checkpoint)
         logger.close()
 
-        write_outs(classifier, trainer, history, keeper.best_model_path, _settings(params, learning_rate, batch_size))
+        write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
         records.record_training(tracked.id, Path(), live=True)
 
 

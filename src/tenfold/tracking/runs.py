@@ -6,6 +6,7 @@ Runs are always named by id, never "active": so nothing here collides with an ou
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.tracking import provenance, store
 
@@ -57,7 +59,7 @@ class Run:
 
 
 @contextmanager
-def open_run(experiment: str, name: str, *, live: bool = True) -> Iterator[Run]:
+def open_run(experiment: str, name: str, *, live: bool = True, folder: Path | None = None) -> Iterator[Run]:
     """Open a run, and end it with the block: FINISHED, FAILED (with the error as a tag) or KILLED.
 
     Where `MLFLOW_RUN_ID` is set, that is the training run: `mlflow run` made it and ends it if all goes well.
@@ -66,6 +68,7 @@ def open_run(experiment: str, name: str, *, live: bool = True) -> Iterator[Run]:
         experiment: made if it is new.
         name: says what is being done; a run that exists already keeps its name.
         live: something is being computed, so this machine is recorded, and its load while the block runs.
+        folder: of an interrupted training, whose run is opened again; the run's id is kept in it.
 
     Raises:
         TenfoldError: the store cannot be used, or `MLFLOW_RUN_ID` names no run, or the run of another model.
@@ -80,9 +83,15 @@ def open_run(experiment: str, name: str, *, live: bool = True) -> Iterator[Run]:
             "has a run of its own. Unset the variable."
         )
     tags = provenance.source_tags(Path()) | (provenance.machine_tags() if live else {})
-    if outer is None:
+    note = folder / "run.json" if folder else None
+    if outer is None and (again := _reopened(note)):
+        run_id = again
+    elif outer is None:
         created = store.client().create_run(store.experiment(experiment), run_name=name, tags=tags)
         run_id = str(created.info.run_id)
+        if note:
+            with paths.writing(note) as file:
+                file.write_text(json.dumps({"run_id": run_id}), encoding="utf-8")
     else:
         run_id = str(outer.info.run_id)
         set_tags(run_id, {name: value for name, value in tags.items() if name not in outer.data.tags})
@@ -94,6 +103,20 @@ def open_run(experiment: str, name: str, *, live: bool = True) -> Iterator[Run]:
         raise
     if outer is None:
         _end(run_id)
+
+
+def _reopened(note: Path | None) -> str | None:
+    """The run that a note in a resume folder names, RUNNING again; None when there is no such run."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run_id = str(json.loads(note.read_text(encoding="utf-8"))["run_id"]) if note else ""
+        if not run_id or store.client().get_run(run_id).info.lifecycle_stage == "deleted":
+            return None
+    except (OSError, ValueError, KeyError, MlflowException):
+        return None
+    store.client().update_run(run_id, status="RUNNING")
+    return run_id
 
 
 def find_run(model_sha256: str) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -12,7 +14,7 @@ from tenfold.data.datamodule import epoch_seed
 
 
 class EpochSeed(Callback):
-    """Seeds torch's global generator at the start of each epoch, from (seed, epoch, rank).
+    """Seeds torch, numpy and Python at the start of each epoch, from (seed, epoch, rank).
 
     What an epoch draws (augmentation, dropout) then depends on nothing that came before, so a training that is
     resumed at an epoch's start equals one that was never stopped.
@@ -23,11 +25,39 @@ class EpochSeed(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed the epoch."""
-        torch.manual_seed(epoch_seed(self.seed, trainer.current_epoch, trainer.global_rank))
+        seed = epoch_seed(self.seed, trainer.current_epoch, trainer.global_rank)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
 
 
 class SpeedMonitor(Callback):
-    """Logs `throughput/samples_per_s` once per epoch (training steps only, all ranks) and `lr` as it moves."""
+    """Logs `throughput/samples_per_s` once per epoch (training steps only, all ranks), `lr` as it moves, `time/fit_s`.
+
+    The time is that of all epochs, validation included; of a training that was interrupted, those of earlier processes
+    count as far as they were finished.
+    """
+
+    def __init__(self) -> None:
+        self._earlier = 0.0
+        self._started = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"fit_s": self._fit_s()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self._earlier = state_dict["fit_s"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the training's clock."""
+        self._started = time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the training's time."""
+        for logger in trainer.loggers:
+            logger.log_metrics({"time/fit_s": self._fit_s()}, step=trainer.global_step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the epoch's clock."""
@@ -49,6 +79,9 @@ class SpeedMonitor(Callback):
         """Log the epoch's speed, and the rate that the next step would take."""
         speed = self._samples * trainer.world_size / self._seconds
         pl_module.log_dict({"throughput/samples_per_s": speed, "lr": _learning_rate(trainer)})
+
+    def _fit_s(self) -> float:
+        return self._earlier + time.perf_counter() - self._started
 
 
 def _learning_rate(trainer: Trainer) -> float:

@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 import csv
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
 
 COLUMNS = ("epoch", "step", "lr", "train/loss", "train/acc", "val/loss", "val/acc")
 
 
-class History(Logger):
-    """A Lightning logger that keeps what is reproducible: epoch (from 0), optimizer steps so far, rate, metrics.
+class History(Checkpoint):
+    """Keeps what is reproducible of each epoch: its number (from 0), optimizer steps so far, rate, metrics.
+
+    A `Checkpoint` for Lightning, which calls those last, when all of an epoch is logged, and in the order given: placed
+    before a ModelCheckpoint, its rows are part of what that saves, so a resumed training has the whole history.
 
     Args:
         announce: called with each row when its epoch has ended.
     """
 
     def __init__(self, announce: Callable[[dict[str, float]], None] = lambda row: None) -> None:
-        super().__init__()
         self.rows: list[dict[str, float]] = []
         self._announce = announce
-        self._pending: dict[str, float] = {}
 
-    name = "history"
-    version = None
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add a row."""
+        metrics = trainer.callback_metrics
+        row = {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "lr": float(f"{metrics['lr'].item():.6g}"),
+        }
+        row |= {name: round(metrics[name].item(), 6) for name in COLUMNS[3:] if name in metrics}
+        self.rows.append(row)
+        self._announce(row)
 
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: settings stand in params.yaml."""
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"rows": self.rows}
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Collect; Lightning sends the validation metrics of an epoch first, and those of training at its end."""
-        if "epoch" not in metrics:
-            return
-        self._pending |= metrics
-        if "train/loss" in metrics:
-            row = {
-                "epoch": int(metrics["epoch"]),
-                "step": (step or 0) + 1,
-                "lr": float(f"{self._pending['lr']:.6g}"),
-            }
-            row |= {name: round(self._pending[name], 6) for name in COLUMNS[3:] if name in self._pending}
-            self.rows.append(row)
-            self._announce(row)
-            self._pending = {}
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.rows = state_dict["rows"]
 
     def write(self, path: Path) -> None:
         """Write the rows as CSV."""

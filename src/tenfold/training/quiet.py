@@ -12,6 +12,7 @@ def quieten() -> None:
         "does not have many workers",  # arrays in memory need none
         "overridden `on_after_batch_transfer`",  # on purpose
         "smaller than the logging interval",  # epochs are logged whole
+        "exists and is not empty",  # checkpoints of a training that is resumed
         "treespec, LeafSpec",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", message=f".*{message}")

@@ -90,17 +90,28 @@ def training_flags(train: Train) -> dict[str, Any]:
     }
 
 
-def checkpointing(train: Train, folder: Path) -> ModelCheckpoint:
-    """Keeps the best checkpoints by `train.monitor`, and the last, in `folder`."""
-    return ModelCheckpoint(
+def checkpointing(train: Train, folder: Path) -> tuple[ModelCheckpoint, ModelCheckpoint]:
+    """Keep the best checkpoints by `train.monitor`, and the last two, in `folder`; their names sort by epoch.
+
+    Returns:
+        The keeper of the best, and that of the last, which goes second: what it saves then includes the other's state.
+        (`save_last` saves nothing at the end of an epoch that is not among the best.)
+    """
+    common: dict[str, Any] = {
+        "auto_insert_metric_name": False,
+        "save_on_train_epoch_end": True,
+        "enable_version_counter": False,  # an epoch that is done again takes the place of what was saved of it
+    }
+    best = ModelCheckpoint(
         folder,
-        filename="epoch={epoch}",
-        auto_insert_metric_name=False,
+        filename="{epoch:05d}-best",
         monitor=train.monitor,
         mode=_mode(train),
         save_top_k=train.save_top_k,
-        save_last=True,
+        **common,
     )
+    last = ModelCheckpoint(folder, filename="{epoch:05d}-last", monitor="step", mode="max", save_top_k=2, **common)
+    return best, last
 
 
 def stopping(train: Train) -> list[Callback]:

@@ -1,0 +1,145 @@
+"""Going on after an interruption: checkpoints at epoch ends, in a folder named after all that the weights depend on.
+
+The folder lies outside the DVC outs, since DVC deletes those before a stage runs, and is deleted when the training has
+succeeded, so that a forced training really trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from lightning_fabric.plugins import TorchCheckpointIO
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+from pytorch_lightning.utilities import rank_zero_only
+from ruamel.yaml import YAML
+
+from tenfold import paths
+from tenfold.errors import TenfoldError
+from tenfold.params import Params
+from tenfold.training.tricks import device_kind, effective_precision
+
+FOLDERS = Path(".tenfold/resume")
+
+
+def key(params: Params) -> str:
+    """The SHA-256 of what the weights depend on: deps and params of the train stage in `dvc.yaml`, and the machine.
+
+    Raises:
+        TenfoldError: a dep is missing.
+    """
+    stage = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]["train"]
+    deps = [paths.SUMMARY if Path(dep) == paths.SPLIT else Path(dep) for dep in stage["deps"]]  # it holds their hashes
+    names = tuple(stage["params"])
+    try:
+        parts: dict[str, Any] = {str(dep): hashlib.sha256(dep.read_bytes()).hexdigest() for dep in deps}
+    except OSError as error:
+        raise TenfoldError(f"{error.filename}: cannot be read ({error.strerror}). Make it: dvc repro train") from None
+    parts |= {
+        name: value for name, value in params.flat().items() if f"{name}.".startswith(tuple(f"{n}." for n in names))
+    }
+    parts["versions"] = [torch.__version__, version("pytorch-lightning")]
+    parts["machine"] = [torch.get_num_threads(), device_kind(params.train), effective_precision(params.train)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def resume_folder(params: Params) -> Iterator[Path]:
+    """The folder of this training, for this process alone; deleted when the block ends well, else kept to go on from.
+
+    Raises:
+        TenfoldError: another process is at the same training.
+    """
+    folder = paths.home() / FOLDERS / key(params)
+    if getattr(rank_zero_only, "rank", 0) > 0:
+        yield folder
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise TenfoldError(
+            f"{lock.lock_file}: another process is at this very training (same data, settings and code). "
+            "Wait for it to end, or end it"
+        ) from None
+    try:
+        _tell_of_others(folder)
+        folder.mkdir(exist_ok=True)
+        yield folder
+        shutil.rmtree(folder)
+    finally:
+        lock.release()
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
+    """The checkpoint to go on from, and the number of epochs done; None and 0 where there is none.
+
+    One that is damaged, or whose best weights are, is passed over with a message.
+    """
+    for file in sorted(folder.glob("*.ckpt"), reverse=True):
+        try:
+            content = _load(file)
+            for state in content["callbacks"].values():
+                if best := state.get("best_model_path"):
+                    _load(Path(best))
+        except Exception as error:  # torch raises many kinds for a damaged file
+            print(f"train: {file.name} of an interrupted training cannot be used ({type(error).__name__}: {error})")
+            continue
+        done = int(content["epoch"]) + 1
+        print(f"train: resuming after epoch {done}", flush=True)
+        return file, done
+    return None, 0
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes whole or not at all; Lightning copies from the temporary folder, where that is on another file system."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write, down to the disk, then rename."""
+        try:
+            with paths.writing(Path(path)) as temporary, temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # torch's, in place of the signal that came while it wrote
+            raise (
+                error.__context__ if isinstance(error.__context__, KeyboardInterrupt | SystemExit) else error
+            ) from None
+
+
+class StayStopped(Callback):
+    """A training that was interrupted after early stopping had ended it is not trained further when it is resumed."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop again."""
+        for callback in trainer.early_stopping_callbacks:
+            if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
+                trainer.should_stop = True
+
+
+def _load(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return content
+
+
+def _tell_of_others(folder: Path) -> None:
+    """Trainings of other settings are kept: they go on when their settings, data and code are back."""
+    others = [other for other in folder.parent.iterdir() if other.is_dir() and other != folder]
+    if others:
+        size = sum(file.stat().st_size for other in others for file in other.rglob("*") if file.is_file())
+        print(
+            f"train: {len(others)} interrupted training(s) of other settings kept in {folder.parent} "
+            f"({size / 1e6:.1f} MB); delete what is not to go on"
+        )
