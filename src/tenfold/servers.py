@@ -11,7 +11,6 @@ from typing import NoReturn
 from tenfold.errors import TenfoldError
 from tenfold.tracking import store
 
-
 UI = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """One person looks at local files: one worker, and none for jobs, is up twice as fast."""
 

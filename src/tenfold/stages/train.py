@@ -53,6 +53,7 @@ def run(params: Params, watchers: Sequence[Callback] = ()) -> None:
         trainer = tricks.build_trainer(
             train,
             logger=logger,
+            profiler=tricks.profiler(train, folder),
             plugins=[resume.CheckpointFiles()],
             callbacks=[
                 EpochSeed(params.seed),
@@ -66,8 +67,8 @@ def run(params: Params, watchers: Sequence[Callback] = ()) -> None:
             ],
             **tricks.training_flags(train),
         )
-        checkpoint, data.first_epoch = resume.newest_checkpoint(folder)
-        trainer.fit(classifier, datamodule=data, ckpt_path=checkpoint)
+        interrupted, data.first_epoch = resume.newest_checkpoint(folder)
+        trainer.fit(classifier, datamodule=data, ckpt_path=interrupted)
         logger.close()
 
         write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))

@@ -11,6 +11,7 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from tenfold.data.datamodule import ImageData
 from tenfold.errors import TenfoldError
@@ -112,6 +113,12 @@ def checkpointing(train: Train, folder: Path) -> tuple[ModelCheckpoint, ModelChe
     )
     last = ModelCheckpoint(folder, filename="{epoch:05d}-last", monitor="step", mode="max", save_top_k=2, **common)
     return best, last
+
+
+def profiler(train: Train, folder: Path) -> Profiler | None:
+    """The profiler of `train.profiler`, which writes its report to `folder`."""
+    kinds = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+    return kinds[train.profiler](folder, "profile") if train.profiler else None
 
 
 def stopping(train: Train) -> list[Callback]:
