@@ -12,10 +12,13 @@ import os
 import platform
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +30,7 @@ sys.path.insert(0, str(PROJECT))
 
 from tests.checkout import Checkout, clean_environment, clone, commit  # noqa: E402
 
-REPEAT = ("dvc", "repro", "--no-run-cache", "--single-item", "train")
-"""What people type is `dvc repro`; here DVC must not take the outs from an earlier, equal training."""
-FORCE = ("dvc", "repro", "--force", "--single-item", "train")
+REPRO = ("dvc", "repro", "--single-item", "train")
 PATIENCE_S = 300.0
 
 
@@ -96,10 +97,23 @@ def sha256(checkout: Checkout) -> str:
     return hashlib.sha256((checkout.root / "models/best.ckpt").read_bytes()).hexdigest()
 
 
+@contextmanager
+def untrained(checkout: Checkout) -> Iterator[None]:
+    """In the block, DVC has no outs of an earlier, equal training to take."""
+    cache, aside = checkout.root / ".dvc/cache", checkout.root / ".dvc/cache.aside"
+    cache.rename(aside)
+    (checkout.root / "models/best.ckpt").unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+        aside.rename(cache)
+
+
 def strike(checkout: Checkout, moment: float) -> Outcome:
-    """Train anew, kill the stage so many seconds after it began, and repeat."""
+    """Train, kill the stage so many seconds after it began, and repeat."""
     before = set(checkout.runs("tenfold"))
-    started = Started(checkout, *FORCE)
+    started = Started(checkout, *REPRO)
     stage = started.wait_for_stage()
     try:
         stage.wait(moment)
@@ -109,7 +123,7 @@ def strike(checkout: Checkout, moment: float) -> Outcome:
         lines = [line for line in started.output().splitlines() if line.startswith("train:")]
         killed = " ".join(lines[-1].split()[1:3]) if lines else "before epoch 1 was done"
     started.process.wait(PATIENCE_S)
-    resumed = re.search("resuming after (.*)", checkout.run(*REPEAT))
+    resumed = re.search("resuming after (.*)", checkout.run(*REPRO))
     new = set(checkout.runs("tenfold")) - before
     return Outcome(killed, resumed[1] if resumed else "", sha256(checkout), len(new))
 
@@ -128,12 +142,13 @@ def main() -> None:
         checkout.edit("dataset: mnist", f"dataset: {options.dataset}")
         commit(checkout, "Settings")
         checkout.run("dvc", "repro", "train")
-        started = Started(checkout, *FORCE)
-        stage = started.wait_for_stage()
-        begun = time.monotonic()
-        stage.wait(PATIENCE_S)
-        duration = time.monotonic() - begun
-        started.process.wait(PATIENCE_S)
+        with untrained(checkout):
+            started = Started(checkout, *REPRO)
+            stage = started.wait_for_stage()
+            begun = time.monotonic()
+            stage.wait(PATIENCE_S)
+            duration = time.monotonic() - begun
+            started.process.wait(PATIENCE_S)
         expected = sha256(checkout)
         threads = torch.get_num_threads()
         print(f"{platform.machine()}, {os.cpu_count()} cores, {threads} threads, torch {torch.__version__}")
@@ -144,7 +159,8 @@ def main() -> None:
         wrong = 0
         for _ in range(options.kills):
             moment = moments.uniform(0, duration)
-            outcome = strike(checkout, moment)
+            with untrained(checkout):
+                outcome = strike(checkout, moment)
             same = outcome.weights == expected
             wrong += not same or outcome.new_runs != 1
             print(

@@ -25,7 +25,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import runs, store
+from tenfold.tracking import runs
 from tenfold.training.tricks import device_kind, effective_precision
 
 CAUSES = {
@@ -123,7 +123,7 @@ def verify() -> bool:
 
 
 def _train(project: Path, *kill_at: str) -> list[Step]:
-    """Train in a copy of the project, with a store of its own, in a fresh process."""
+    """Train in a copy of the project, without MLflow, in a fresh process."""
     if not project.exists():
         shutil.copytree("src", project / "src", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("dvc.yaml", paths.PARAMS, paths.TUNE_RESULT):
@@ -131,8 +131,7 @@ def _train(project: Path, *kill_at: str) -> list[Step]:
             shutil.copy(name, project / name)
         (project / paths.SPLIT.parent).mkdir()
         (project / paths.SPLIT).symlink_to(paths.SPLIT.resolve())
-    environment = {name: value for name, value in os.environ.items() if name not in ("MLFLOW_RUN_ID", "DVC_ROOT")}
-    environment |= {"PYTHONPATH": "src", store.VARIABLE: f"sqlite:///{project.parent / store.DATABASE}"}
+    environment = {name: value for name, value in os.environ.items() if name != "DVC_ROOT"} | {"PYTHONPATH": "src"}
     record = project / "steps.csv"
     command = [sys.executable, "-m", "tenfold.verify", str(record), *kill_at]
     status = subprocess.run(command, cwd=project, env=environment, check=False).returncode
@@ -163,5 +162,8 @@ def _difference(project: Path, other: Path, steps: list[Step], others: list[Step
 
 if __name__ == "__main__":
     from tenfold.stages import train
+    from tenfold.training.resume import resume_folder
 
-    train.run(Params.load(), [Recorder(Path(sys.argv[1]), tuple(map(int, sys.argv[2:])))])
+    settings = Params.load()
+    with resume_folder(settings) as folder:
+        train.fit(settings, folder, watchers=[Recorder(Path(sys.argv[1]), tuple(map(int, sys.argv[2:])))])

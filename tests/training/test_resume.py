@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from benchmarks.fault_injection import FORCE, REPEAT, Started, sha256
+from benchmarks.fault_injection import REPRO, Started, sha256, untrained
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from tenfold import paths
@@ -185,18 +185,19 @@ def test_ctrl_c_then_dvc_repro_goes_on(pipeline: Pipeline) -> None:
     """Real processes: Ctrl+C at `dvc repro` in mid-training; before that a second process at the same training."""
     checkout = pipeline.checkout
     lock, expected, runs = checkout.read("dvc.lock"), sha256(checkout), set(checkout.runs("tenfold"))
-    started = Started(checkout, *FORCE)
-    started.wait_for("epoch 2/")
-    stage = started.wait_for_stage()
-    stage.suspend()
-    assert "another process is at this very training" in checkout.tenfold("train", status=1)
-    stage.resume()
-    os.killpg(started.process.pid, signal.SIGINT)
-    assert psutil.wait_procs([stage], timeout=5)[0], "the stage takes more than 5 s to end"
-    assert started.process.wait(30) != 0
-    assert "evaluate" not in started.output()
+    with untrained(checkout):
+        started = Started(checkout, "dvc", "repro", "--downstream", "train")
+        started.wait_for("epoch 2/")
+        stage = started.wait_for_stage()
+        stage.suspend()
+        assert "another process is at this very training" in checkout.tenfold("train", status=1)
+        stage.resume()
+        os.killpg(started.process.pid, signal.SIGINT)
+        assert psutil.wait_procs([stage], timeout=5)[0], "the stage takes more than 5 s to end"
+        assert started.process.wait(30) != 0
+        assert "Running stage 'evaluate'" not in started.output()
 
-    output = checkout.run(*REPEAT)
+        output = checkout.run(*REPRO)
     assert "train: resuming after epoch " in output
     assert "epoch 1/" not in output
     assert sha256(checkout) == expected

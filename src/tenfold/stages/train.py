@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
 
 from tenfold import paths
@@ -25,13 +26,28 @@ from tenfold.training.factory import build_classifier
 from tenfold.training.history import History
 
 
-def run(params: Params, watchers: Sequence[Callback] = ()) -> None:
+def run(params: Params) -> None:
     """Write `models/best.ckpt` and `reports/train/`, and fill the MLflow run of this training.
 
-    A training that was interrupted goes on after its last finished epoch.
+    A training that was interrupted goes on after its last finished epoch, in the same run.
+    """
+    title = f"{params.data.dataset} {params.model.network} {params.train.max_epochs} epochs"
+    with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder) as tracked:
+        records.record_settings(tracked.id, params)
+        records.record_dataset(tracked.id, Path())
+        logger = RunLogger(tracked.id)
+        fit(params, folder, logger)
+        logger.close()
+        records.record_training(tracked.id, Path(), live=True)
+
+
+def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Sequence[Callback] = ()) -> None:
+    """Train, from the newest checkpoint in `folder` if there is one, and write the outs.
 
     Args:
         params: all settings.
+        folder: for checkpoints.
+        logger: gets the curves.
         watchers: callbacks that look on, and shape nothing.
     """
     train = params.train
@@ -40,39 +56,29 @@ def run(params: Params, watchers: Sequence[Callback] = ()) -> None:
 
     seed_everything(params.seed, verbose=False)
     data = tricks.build_data(train, batch_size, params.seed)
-    summary = Summary.load()
-    classifier = build_classifier(params, summary, learning_rate, train.schedule)
-
-    title = f"{summary.dataset} {params.model.network} {train.max_epochs} epochs"
-    with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder) as tracked:
-        records.record_settings(tracked.id, params)
-        records.record_dataset(tracked.id, Path())
-        history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
-        logger = RunLogger(tracked.id)
-        best, last = tricks.checkpointing(train, folder)
-        trainer = tricks.build_trainer(
-            train,
-            logger=logger,
-            profiler=tricks.profiler(train, folder),
-            plugins=[resume.CheckpointFiles()],
-            callbacks=[
-                EpochSeed(params.seed),
-                SpeedMonitor(),
-                *tricks.stopping(train),
-                resume.StayStopped(),
-                *watchers,
-                history,
-                best,
-                last,
-            ],
-            **tricks.training_flags(train),
-        )
-        interrupted, data.first_epoch = resume.newest_checkpoint(folder)
-        trainer.fit(classifier, datamodule=data, ckpt_path=interrupted)
-        logger.close()
-
-        write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
-        records.record_training(tracked.id, Path(), live=True)
+    classifier = build_classifier(params, Summary.load(), learning_rate, train.schedule)
+    history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
+    best, last = tricks.checkpointing(train, folder)
+    trainer = tricks.build_trainer(
+        train,
+        logger=logger or False,
+        profiler=tricks.profiler(train, folder),
+        plugins=[resume.CheckpointFiles()],
+        callbacks=[
+            EpochSeed(params.seed),
+            SpeedMonitor(),
+            *tricks.stopping(train),
+            resume.StayStopped(),
+            *watchers,
+            history,
+            best,
+            last,
+        ],
+        **tricks.training_flags(train),
+    )
+    checkpoint, data.first_epoch = resume.newest_checkpoint(folder)
+    trainer.fit(classifier, datamodule=data, ckpt_path=checkpoint)
+    write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
 
 
 def write_outs(classifier: Classifier, trainer: Trainer, history: History, best: str, training: dict[str, Any]) -> None:
