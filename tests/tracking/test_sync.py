@@ -74,7 +74,10 @@ def test_empty_store_is_filled_from_the_files(
 ) -> None:
     lock()
     run_id = sync.sync(Path())
-    (run,) = all_runs()
+    tune, run = all_runs()
+    assert tune.data.params["tuned.learning_rate"] == "0.012"
+    assert "durations" in tune.data.tags[runs.REPLAYED]
+    assert run.data.tags[runs.TUNE_RUN] == tune.info.run_id
     assert run.info.run_id == run_id
     assert (run.info.run_name, run.info.status) == (f"mnist compact {params.train.max_epochs} epochs", "FINISHED")
     assert "durations" in run.data.tags[runs.REPLAYED]
@@ -93,12 +96,12 @@ def test_second_sync_changes_nothing(project: Path) -> None:
     before = contents(run_id)
     assert sync.sync(Path()) == run_id
     assert contents(run_id) == before
-    assert len(all_runs()) == 1
+    assert len(all_runs()) == 2  # of tune and train
 
 
 def test_trained_run_is_found_and_keeps_its_place(project: Path, params: Params) -> None:
-    with runs.open_run("tenfold", "trained", live=False) as run:
-        records.record_training(run.id, Path())
+    with runs.open_run("tenfold", "trained", root=Path()) as run:
+        records.record_training(run, Path(), params)
     assert sync.run_of(Path()) == run.id
     assert sync.sync(Path()) == run.id
     assert runs.REPLAYED not in store.client().get_run(run.id).data.tags
@@ -126,7 +129,7 @@ def test_outer_run_is_filled_though_the_model_has_a_run(project: Path, monkeypat
     assert filled["tags"][runs.VERSION] == "tenfold-mnist/1"
     assert filled["tags"]["tenfold.params_sha256"] == runs.file_sha256(Path("params.yaml"))
     assert store.client().get_run(outer).info.status == "RUNNING"
-    assert len(all_runs()) == 2
+    assert len(all_runs()) == 3
 
 
 def test_files_can_lie_elsewhere(project: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tenfold.modeling.predictor import Predictor
 from tenfold.params import Params
 from tenfold.tracking import records, runs
 from tenfold.tracking.logger import RunLogger
+from tenfold.tracking.provenance import PRECISION
 from tenfold.training import tricks
 from tenfold.training.callbacks import EpochSeed, SpeedMonitor
 from tenfold.training.factory import build_classifier
@@ -38,11 +39,11 @@ def run(params: Params) -> None:
     classifier = build_classifier(params, summary, learning_rate, train.schedule)
 
     title = f"{summary.dataset} {params.model.network} {train.max_epochs} epochs"
-    with runs.open_run("tenfold", title) as tracked, tempfile.TemporaryDirectory() as scratch:
-        records.record_settings(tracked.id, params)
-        records.record_dataset(tracked.id, Path())
+    tags = {PRECISION: tricks.effective_precision(train)}
+    with runs.open_run("tenfold", title, tags=tags) as tracked, tempfile.TemporaryDirectory() as scratch:
+        records.record_inputs(tracked, Path(), params)
         history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
-        logger = RunLogger(tracked.id)
+        logger = RunLogger(tracked)
         keeper = tricks.checkpointing(train, Path(scratch))
         trainer = tricks.build_trainer(
             train,
@@ -53,10 +54,9 @@ def run(params: Params) -> None:
         started = time.perf_counter()
         trainer.fit(classifier, datamodule=data)
         logger.log_metrics({"time/fit_s": time.perf_counter() - started}, step=trainer.global_step)
-        logger.close()
 
         write_outs(classifier, trainer, history, keeper.best_model_path, _settings(params, learning_rate, batch_size))
-        records.record_training(tracked.id, Path(), live=True)
+        records.record_training(tracked, Path(), params)
 
 
 def write_outs(classifier: Classifier, trainer: Trainer, history: History, best: str, training: dict[str, Any]) -> None:
