@@ -1,8 +1,11 @@
 import hashlib
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from mlflow.entities import Run
 from ruamel.yaml import YAML
@@ -10,6 +13,8 @@ from ruamel.yaml import YAML
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.tracking import records, registry, runs, store, sync
+
+from .conftest import METRICS, write_json
 
 
 def all_runs() -> list[Run]:
@@ -199,3 +204,108 @@ def test_sync_moves_no_alias_of_a_version_that_was_judged(project: Path) -> None
     client.set_registered_model_alias("tenfold-mnist", "champion", best.version)
     sync.sync(Path())
     assert client.get_model_version_by_alias("tenfold-mnist", "champion").version == best.version
+
+
+def artifacts(run_id: str) -> set[str]:
+    return {entry.path for entry in store.client().list_artifacts(run_id)}
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_project_that_was_moved_or_copied_has_its_artifacts(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    run_id = sync.sync(Path())
+    before, held = contents(run_id), artifacts(run_id)
+    there = tmp_path / "näw place"
+    if how == "moved":
+        project.rename(there)
+    else:
+        shutil.copytree(project, there)
+    monkeypatch.chdir(there)
+    assert sync.sync(Path()) == run_id
+    assert contents(run_id) == before
+    assert artifacts(run_id) == held
+    assert len(all_runs()) == 2
+    for run in all_runs():
+        assert str(run.info.artifact_uri).startswith(str(there))
+    assert mlflow.pyfunc.load_model("models:/tenfold-mnist@champion").predict([[[7.0] * 4] * 4]) == [[7.0] * 16]
+    with runs.open_run("tenfold", "another", root=Path()) as run:
+        store.client().log_text(run.id, "x", "x.txt")
+    assert project.exists() == (how == "copied")
+    assert list((there / "mlruns/tenfold" / run.id).rglob("x.txt"))
+
+
+def test_copy_of_the_database_alone_shows_the_artifacts(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = sync.sync(Path())
+    held = artifacts(run_id)
+    shutil.copy("mlflow.db", tmp_path / "copy.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'copy.db'}")
+    assert artifacts(run_id) == held
+
+
+def test_lost_artifacts_come_back_to_the_same_run(project: Path) -> None:
+    run_id = sync.sync(Path())
+    before, held = contents(run_id), artifacts(run_id)
+    shutil.rmtree("mlruns")
+    assert sync.sync(Path()) == run_id
+    assert contents(run_id) == before
+    assert artifacts(run_id) == held
+    assert len(all_runs()) == 2
+    assert mlflow.pyfunc.load_model("models:/tenfold-mnist@champion").predict([[[7.0] * 4] * 4]) == [[7.0] * 16]
+
+
+def test_older_checkout_finds_its_run(project: Path) -> None:
+    first = sync.sync(Path())
+    shutil.copytree("models", "old/models")
+    shutil.copytree("reports", "old/reports")
+    Path("models/best.ckpt").write_bytes(b"other weights")
+    write_json(Path("reports/metrics.json"), METRICS | {"test": {"loss": 0.1, "acc": 0.9}})
+    second = sync.sync(Path())
+    assert second != first
+    before = [contents(run_id) for run_id in (first, second)]
+    for folder in ("models", "reports"):
+        shutil.rmtree(folder)
+        shutil.move(f"old/{folder}", folder)
+    assert sync.sync(Path()) == first
+    assert [contents(run_id) for run_id in (first, second)] == before
+
+
+def test_deleted_experiment_is_named_with_the_way_back(project: Path) -> None:
+    run_id = sync.sync(Path())
+    number = store.experiment("tenfold")
+    store.client().delete_experiment(number)
+    with pytest.raises(TenfoldError, match=f"mlflow experiments restore --experiment-id {number}"):
+        sync.sync(Path())
+    store.client().restore_experiment(number)
+    assert sync.sync(Path()) == run_id
+
+
+def test_missing_tune_run_is_replayed_and_linked(project: Path) -> None:
+    run_id = sync.sync(Path())
+    tune = store.client().get_run(run_id).data.tags[runs.TUNE_RUN]
+    store.client().delete_run(tune)
+    sync.sync(Path())
+    again = store.client().get_run(run_id).data.tags[runs.TUNE_RUN]
+    assert again != tune
+    assert "durations" in store.client().get_run(again).data.tags[runs.REPLAYED]
+
+
+def test_tuning_that_searched_nothing_has_no_run(project: Path) -> None:
+    found = json.loads(Path("reports/tune/tune.json").read_text())
+    write_json(Path("reports/tune/tune.json"), {key: value | {"source": "params"} for key, value in found.items()})
+    sync.sync(Path())
+    assert len(all_runs()) == 1
+
+
+def test_values_that_are_no_numbers_and_long_settings_are_replayed(project: Path) -> None:
+    history = Path("reports/train/history.csv")
+    history.write_text(history.read_text().replace("0.5,", "nan,").replace("0.3,", "inf,"))
+    write_json(Path("reports/metrics.json"), METRICS | {"test": {"loss": math.nan, "acc": math.nan}})
+    run_id = sync.sync(Path())
+    values = dict(contents(run_id)["curves"]["train/loss"])
+    assert math.isnan(values[9])
+    assert values[19] > 1e300
+    assert contents(run_id)["aliases"] == {"tenfold-mnist": {"challenger": 1}}
+    assert sync.sync(Path()) == run_id

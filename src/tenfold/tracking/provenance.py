@@ -37,6 +37,8 @@ PROCESS = "tenfold.process"
 """Tag: host, number and start of the process that fills the run."""
 CLOCK_S = 5.0
 """By how much the start of a process may seem to shift when the clock is set."""
+NO_PRODUCTS = ("--", ".", ":!dvc.lock", ":!reports")
+"""For git: what the pipeline itself writes makes no tree dirty."""
 LONGEST_DIFF = 1_000_000
 """Of the changes that are kept with a run, in characters."""
 
@@ -52,7 +54,7 @@ def source_tags(root: Path) -> dict[str, str]:
     }
     if commit := _git(root, "rev-parse", "HEAD"):
         tags["mlflow.source.git.commit"] = commit
-        dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+        dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no", *NO_PRODUCTS))
         tags[DIRTY] = str(dirty).lower()
     return {name: value for name, value in tags.items() if value}
 
@@ -70,7 +72,7 @@ def machine_tags() -> dict[str, str]:
 
 def changes(root: Path) -> str:
     """What differs from the commit: `git status`, and the diff, cut if it is very long; empty for a clean tree."""
-    diff = _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff")
+    diff = _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", *NO_PRODUCTS)
     text = f"{_git(root, 'status', '--short')}\n\n{diff}\n" if diff else ""
     return text if len(text) <= LONGEST_DIFF else f"{text[:LONGEST_DIFF]}\n… ({len(text):,} characters in all)\n"
 
