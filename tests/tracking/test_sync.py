@@ -8,6 +8,7 @@ from typing import Any
 import mlflow
 import pytest
 from mlflow.entities import Run
+from mlflow.tracking._tracking_service import utils as tracking_utils
 from ruamel.yaml import YAML
 
 from tenfold.errors import TenfoldError
@@ -222,6 +223,8 @@ def test_project_that_was_moved_or_copied_has_its_artifacts(
     else:
         shutil.copytree(project, there)
     monkeypatch.chdir(there)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")  # where MLflow put the old place, which it remembers for each run as well
+    tracking_utils._artifact_repos_cache.clear()
     assert sync.sync(Path()) == run_id
     assert contents(run_id) == before
     assert artifacts(run_id) == held
@@ -229,10 +232,10 @@ def test_project_that_was_moved_or_copied_has_its_artifacts(
     for run in all_runs():
         assert str(run.info.artifact_uri).startswith(str(there))
     assert mlflow.pyfunc.load_model("models:/tenfold-mnist@champion").predict([[[7.0] * 4] * 4]) == [[7.0] * 16]
-    with runs.open_run("tenfold", "another", root=Path()) as run:
-        store.client().log_text(run.id, "x", "x.txt")
+    with runs.open_run("tenfold", "another", root=Path()) as another:
+        store.client().log_text(another.id, "x", "x.txt")
     assert project.exists() == (how == "copied")
-    assert list((there / "mlruns/tenfold" / run.id).rglob("x.txt"))
+    assert list((there / "mlruns/tenfold" / another.id).rglob("x.txt"))
 
 
 def test_copy_of_the_database_alone_shows_the_artifacts(

@@ -174,7 +174,8 @@ def record_evaluation(run_id: str, root: Path) -> None:
 
     client = store.client()
     content = _files_sha256(root, [paths.METRICS, *_files(root, paths.EVALUATION)])
-    if client.get_run(run_id).data.tags.get(runs.EVALUATION) == content and holds(run_id, "evaluate"):
+    known = client.get_run(run_id).data.tags.get(runs.EVALUATION) == content
+    if known and holds(run_id, "evaluate"):
         return
     metrics = _metrics(root)
     extra = _read_json(root / paths.EVALUATION / "summary.json")
@@ -187,7 +188,7 @@ def record_evaluation(run_id: str, root: Path) -> None:
     } | metrics
     step = 1 + max((latest.step for latest in _latest(run_id, metrics)), default=-1)
     now = now_ms()
-    store.log_points(run_id, [Metric(name, value, now, step) for name, value in numbers.items()])
+    store.log_points(run_id, [Metric(name, value, now, step) for name, value in numbers.items() if not known])
     client.log_artifact(run_id, str(root / paths.METRICS), "evaluate")
     client.log_artifacts(run_id, str(root / paths.EVALUATION), "evaluate")
     store.set_tags(run_id, {runs.EVALUATION: content})
