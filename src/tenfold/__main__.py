@@ -95,6 +95,23 @@ def verify() -> None:
     raise typer.Exit(0 if prove() else 1)
 
 
+@app.command(rich_help_panel=PEOPLE)
+def promote(
+    version: Annotated[str, typer.Argument(help="The version that is to be champion.")] = "",
+    rollback: Annotated[bool, typer.Option("--rollback", help="Back to the champion before.")] = False,
+) -> None:
+    """Make a version of the registered model the champion, or go back to the one before."""
+    from tenfold.tracking import registry
+
+    name = f"tenfold-{Params.load().data.dataset}"
+    if rollback == bool(version):
+        raise TenfoldError("promote: give either the number of a version or --rollback")
+    if rollback:
+        registry.roll_back(name)
+    else:
+        registry.promote_by_hand(name, version)
+
+
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)]
 

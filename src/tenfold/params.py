@@ -208,7 +208,8 @@ class Export(Section):
 
     opset: Annotated[int, Field(ge=18, le=23)] = Field(description="ONNX operator set.")
     promote: Literal["if_better", "if_not_worse", "always", "never"] = Field(
-        description="When the alias `champion` moves to the new version, by accuracy on the same test images."
+        description="When the alias `champion` moves to the new version, by an exact test on the same test images: "
+        "if it is significantly better (p < 0.05), if it is not significantly worse, always or never."
     )
     min_test_acc: Fraction = Field(description="A model under this test accuracy is never promoted.")
 

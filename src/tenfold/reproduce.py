@@ -17,6 +17,15 @@ from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params, describe
 
+DVC = """
+import functools, sys
+from configobj import ConfigObj
+ConfigObj.__init__ = functools.partialmethod(ConfigObj.__init__, default_encoding="utf-8")
+from dvc.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The `dvc` command; by itself it cannot write its configuration in a path that has letters beyond ASCII."""
+
 
 def flat_names() -> dict[str, str]:
     """Flat name to dotted key: `{"max_epochs": "train.max_epochs", "data_dataset": "data.dataset"}`.
@@ -86,7 +95,7 @@ def reproduce(arguments: list[str], until: str | None) -> None:
     check_overrides(overrides)
     run_id = os.environ.get("MLFLOW_RUN_ID")
     name = f"mlflow-{run_id[:12]}" if run_id else None
-    command = [sys.executable, "-m", "dvc", "exp", "run", "--temp"]
+    command = [sys.executable, "-c", DVC, "exp", "run", "--temp"]
     command += ["--name", name] if name else []
     command += [part for key, value in overrides.items() for part in ("--set-param", f"{key}={value}")]
     command += [until] if until else []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest  # type: ignore[import-untyped]
+from scipy.stats import binomtest
 from sklearn import metrics as sk
 from torch import Tensor
 

@@ -65,8 +65,8 @@ def train(spec: NetworkSpec, spoil: float = 1.0) -> None:
         weights.data *= spoil
     paths.BEST_CHECKPOINT.parent.mkdir(exist_ok=True)
     checkpoint.save(paths.BEST_CHECKPOINT, network, spec, {})
-    with runs.open_run("tenfold", "insects", live=False) as run:
-        runs.set_tags(run.id, {runs.MODEL: runs.file_sha256(paths.BEST_CHECKPOINT)})
+    with runs.open_run("tenfold", "insects", root=Path()) as run:
+        run.tag({runs.MODEL: runs.file_sha256(paths.BEST_CHECKPOINT), runs.RECORD: runs.WHOLE})
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,74 +9,52 @@ from pytorch_lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from tenfold import paths
-from tenfold.tracking import logger, records, runs, store
+from tenfold.params import Params
+from tenfold.tracking import journal, records, runs, store
 from tenfold.tracking.logger import RunLogger
+from tenfold.tracking.runs import Run
 from tenfold.training.history import History
 
 
 @pytest.fixture
-def run_id(project: Path) -> str:
-    return str(store.client().create_run(store.experiment("tenfold")).info.run_id)
+def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setattr(journal, "INTERVAL_S", 0.05)
+    with runs.open_run("tenfold", "x") as run:
+        yield run
 
 
-def points(run_id: str, key: str) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in store.client().get_metric_history(run_id, key)]
+def points(run: Run, key: str) -> list[tuple[int, float]]:
+    assert run.journal is not None
+    assert run.journal.flush()
+    return [(point.step, point.value) for point in store.client().get_metric_history(run.id, key)]
 
 
-def test_all_points_arrive(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logger, "INTERVAL_S", 0.05)
-    writer = RunLogger(run_id)
+def test_all_points_arrive(run: Run) -> None:
+    writer = RunLogger(run)
     for step in range(2500):
         writer.log_metrics({"train/loss": step / 2, "epoch": 0}, step)
-    writer.finalize("success")
-    assert points(run_id, "train/loss") == [(step, step / 2) for step in range(2500)]
-    assert points(run_id, "epoch") == []
-    writer.log_metrics({"time/fit_s": 3})
-    writer.close()
-    assert points(run_id, "time/fit_s") == [(0, 3)]
+    assert points(run, "train/loss") == [(step, step / 2) for step in range(2500)]
+    assert points(run, "epoch") == []
+    writer.log_metrics({"time/fit_s": 3, "acc@5": 1})
+    assert points(run, "time/fit_s") == [(0, 3)]
+    assert points(run, "acc_5") == [(0, 1)]
 
 
-def test_points_arrive_while_training_goes_on(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logger, "INTERVAL_S", 0.05)
-    writer = RunLogger(run_id)
-    writer.log_metrics({"lr": 0.1}, 1)
-    while not points(run_id, "lr"):
+def test_points_arrive_while_training_goes_on(run: Run) -> None:
+    RunLogger(run).log_metrics({"lr": 0.1}, 1)
+    while not store.client().get_metric_history(run.id, "lr"):
         pass
-    writer.close()
-    assert points(run_id, "lr") == [(1, 0.1)]
 
 
-def test_nan_and_infinity_break_nothing(run_id: str) -> None:
-    writer = RunLogger(run_id)
+def test_nan_and_infinity_break_nothing(run: Run) -> None:
+    writer = RunLogger(run)
     for step, value in enumerate([math.nan, math.inf, -math.inf, math.nan, 1.0]):
         writer.log_metrics({"train/loss": value}, step)
-    writer.close()
-    values = dict(points(run_id, "train/loss"))
+    values = dict(points(run, "train/loss"))
     assert len(values) == 5
     assert math.isnan(values[0])
     assert values[1] > 1e300
     assert values[4] == 1.0
-
-
-def test_store_that_comes_back_gets_everything_once(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logger, "INTERVAL_S", 60)
-    writer = RunLogger(run_id)
-    store.client().delete_run(run_id)
-    writer.log_metrics({"lr": 0.1}, 1)
-    with pytest.warns(UserWarning, match="MLflow takes no metrics"):
-        writer.finalize("success")
-    store.client().restore_run(run_id)
-    writer.log_metrics({"lr": 0.2}, 2)
-    writer.close()
-    assert points(run_id, "lr") == [(1, 0.1), (2, 0.2)]
-
-
-def test_what_could_not_be_sent_is_told(run_id: str) -> None:
-    writer = RunLogger(run_id)
-    store.client().delete_run(run_id)
-    writer.log_metrics({"lr": 0.1, "train/loss": 1}, 1)
-    with pytest.warns(UserWarning, match="2 points of curves could not be sent"):
-        writer.close()
 
 
 class Tiny(LightningModule):
@@ -99,30 +78,28 @@ class Tiny(LightningModule):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_replay_of_the_history_doubles_no_point_of_a_live_training(run_id: str) -> None:
+def test_replay_of_the_history_doubles_no_point_of_a_live_training(run: Run, params: Params) -> None:
     data = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2)
-    history, writer = History(), RunLogger(run_id)
+    history = History()
     trainer = Trainer(
         max_epochs=3,
         accelerator="cpu",
-        logger=writer,
+        logger=RunLogger(run),
         callbacks=[history],
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     trainer.fit(Tiny(), data, data)
-    writer.close()
     names = ("train/loss", "train/acc", "val/loss", "val/acc", "lr")
-    live = {name: points(run_id, name) for name in names}
+    live = {name: points(run, name) for name in names}
     assert [step for step, _ in live["val/loss"]] == [3, 7, 11]
 
     history.write(paths.HISTORY)
-    records.record_training(run_id, Path())
-    assert {name: points(run_id, name) for name in names} == live
+    records.record_training(run, Path(), params)
+    assert {name: points(run, name) for name in names} == live
 
 
 def test_other_ranks_send_nothing(project: Path) -> None:
-    writer = RunLogger("")
+    writer = RunLogger(Run(""))
     writer.log_metrics({"lr": 0.1}, 1)
-    writer.close()
     assert writer.name == runs.TRAINING

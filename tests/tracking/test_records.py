@@ -10,6 +10,7 @@ from mlflow.entities import DatasetInput
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.tracking import records, registry, runs, store
+from tenfold.tracking.runs import Run
 
 from .conftest import METRICS, write_json
 
@@ -35,8 +36,8 @@ def datasets(run_id: str) -> list[DatasetInput]:
 
 def test_settings(run_id: str, params: Params) -> None:
     store.client().log_param(run_id, "seed", str(params.seed))  # as `mlflow run -P seed=…` does
-    records.record_settings(run_id, params)
-    records.record_settings(run_id, params)
+    records.record_inputs(Run(run_id), Path(), params)
+    records.record_inputs(Run(run_id), Path(), params)
     logged = store.client().get_run(run_id).data.params
     assert set(logged) == set(params.flat())
     assert json.loads(logged["train.optimizer.betas"]) == params.train.optimizer.betas
@@ -50,9 +51,9 @@ def test_long_setting_is_kept_whole_in_a_file(run_id: str) -> None:
     assert artifacts(run_id, "settings") == ["settings/long.txt"]
 
 
-def test_dataset(run_id: str) -> None:
-    records.record_dataset(run_id, Path())
-    records.record_dataset(run_id, Path())
+def test_dataset(run_id: str, params: Params) -> None:
+    records.record_inputs(Run(run_id), Path(), params)
+    records.record_inputs(Run(run_id), Path(), params)
     inputs = datasets(run_id)
     assert [entry.tags[0].value for entry in inputs] == ["train", "val", "test"]
     summary = json.loads(Path("data/split/summary.json").read_text())
@@ -63,17 +64,17 @@ def test_dataset(run_id: str) -> None:
 
 def test_tuning_is_found_by_its_hash_and_linked(run_id: str, params: Params) -> None:
     tune_run = store.client().create_run(store.experiment("tenfold-tune")).info.run_id
-    records.record_tuning(tune_run, Path(), params)
-    assert artifacts(tune_run) == ["tune.json"]
-    records.record_training(run_id, Path())
+    records.record_tuning(Run(tune_run), Path(), params)
+    assert artifacts(tune_run, "tune") == ["tune/tune.json"]
+    records.record_training(Run(run_id), Path(), params)
     data = store.client().get_run(run_id).data
     assert data.tags[runs.TUNE_RUN] == tune_run
     assert data.params["tuned.learning_rate"] == "0.012"
 
 
-def test_training_from_files(run_id: str) -> None:
-    records.record_training(run_id, Path())
-    records.record_training(run_id, Path())
+def test_training_from_files(run_id: str, params: Params) -> None:
+    records.record_training(Run(run_id), Path(), params)
+    records.record_training(Run(run_id), Path(), params)
     assert points(run_id, "train/loss") == [(9, 0.5), (19, 0.3)]
     assert points(run_id, "lr") == [(9, 0.01), (19, 0.001)]
     assert artifacts(run_id, "checkpoint") == ["checkpoint/best.ckpt"]
@@ -81,16 +82,14 @@ def test_training_from_files(run_id: str) -> None:
     assert store.client().get_run(run_id).data.tags[runs.MODEL] == runs.file_sha256(Path("models/best.ckpt"))
 
 
-def test_only_missing_points_are_added(run_id: str) -> None:
+def test_only_missing_points_are_added(run_id: str, params: Params) -> None:
     store.client().log_metric(run_id, "train/loss", 0.512345, step=9)
-    records.record_training(run_id, Path(), live=True)
-    assert points(run_id, "train/loss") == [(9, 0.512345)]
-    records.record_training(run_id, Path())
+    records.record_training(Run(run_id), Path(), params)
     assert points(run_id, "train/loss") == [(9, 0.512345), (19, 0.3)]
 
 
-def test_evaluated_numbers_are_what_the_run_shows(run_id: str) -> None:
-    records.record_training(run_id, Path())
+def test_evaluated_numbers_are_what_the_run_shows(run_id: str, params: Params) -> None:
+    records.record_training(Run(run_id), Path(), params)
     records.record_evaluation(run_id, Path())
     records.record_evaluation(run_id, Path())
     shown = store.client().get_run(run_id).data.metrics
@@ -103,8 +102,8 @@ def test_evaluated_numbers_are_what_the_run_shows(run_id: str) -> None:
     assert "evaluate/confusion.png" in artifacts(run_id, "evaluate")
 
 
-def test_changed_evaluation_is_logged_again(run_id: str) -> None:
-    records.record_training(run_id, Path())
+def test_changed_evaluation_is_logged_again(run_id: str, params: Params) -> None:
+    records.record_training(Run(run_id), Path(), params)
     records.record_evaluation(run_id, Path())
     write_json(Path("reports/metrics.json"), METRICS | {"test": {"loss": math.nan, "acc": 0.5}})
     records.record_evaluation(run_id, Path())
@@ -114,7 +113,7 @@ def test_changed_evaluation_is_logged_again(run_id: str) -> None:
 
 
 def test_model_is_served_from_the_registry(run_id: str, params: Params) -> None:
-    records.record_dataset(run_id, Path())
+    records.record_inputs(Run(run_id), Path(), params)
     records.record_evaluation(run_id, Path())
     made = records.record_model(run_id, Path(), params)
     assert (made.name, str(made.version), made.run_id) == ("tenfold-mnist", "1", run_id)
@@ -163,14 +162,12 @@ def test_model_whose_version_is_gone_is_registered_again(run_id: str, params: Pa
 def test_missing_file_is_named(run_id: str, params: Params, name: str) -> None:
     Path(name).unlink()
     with pytest.raises(TenfoldError, match=name):  # noqa: PT012
-        records.record_training(run_id, Path())
+        records.record_training(Run(run_id), Path(), params)
         records.record_evaluation(run_id, Path())
 
 
 def test_nothing_is_recorded_without_a_run(project: Path, params: Params) -> None:
-    records.record_settings("", params)
-    records.record_dataset("", Path())
-    records.record_tuning("", Path(), params)
-    records.record_training("", Path())
-    records.record_evaluation("", Path())
+    records.record_inputs(Run(""), Path(), params)
+    records.record_tuning(Run(""), Path(), params)
+    records.record_training(Run(""), Path(), params)
     assert not store.client().search_runs([store.experiment("tenfold")])

@@ -1,13 +1,18 @@
+import json
+import uuid
 from pathlib import Path
 
 import pytest
 from mlflow.entities.model_registry import ModelVersion
 
 from tenfold.data.summary import Summary
+from tenfold.errors import TenfoldError
 from tenfold.params import Export, Params
-from tenfold.tracking import registry, store
+from tenfold.tracking import registry, runs, store
+from tenfold.tracking.registry import Comparison
 
 NAME = "tenfold-mnist"
+IMAGES = 100
 
 
 @pytest.fixture
@@ -15,13 +20,18 @@ def export(params: Params) -> Export:
     return params.export
 
 
-def make(acc: float | str, data: str = "d") -> ModelVersion:
-    """A version, with no model behind it."""
+def make(wrong: range | str, data: str = "d", predictions: bool = True) -> ModelVersion:
+    """A version with no model behind it, wrong on some of 100 images, or with something else as its accuracy."""
     client = store.client()
     if not client.search_registered_models():
         client.create_registered_model(NAME)
-    tags = {registry.TEST_ACC: str(acc), registry.TEST_DATA: data}
-    return client.create_model_version(NAME, source="mlruns/x", tags=tags)
+    acc = wrong if isinstance(wrong, str) else 1 - len(wrong) / IMAGES
+    tags = {registry.TEST_ACC: str(acc), registry.TEST_DATA: data, runs.MODEL: uuid.uuid4().hex}
+    run_id = client.create_run(store.experiment("tenfold")).info.run_id
+    if predictions and isinstance(wrong, range):
+        rows = "".join(f"{image},a,{'b' if image in wrong else 'a'}\n" for image in range(IMAGES))
+        client.log_text(run_id, f"index,actual,predicted\n{rows}", "evaluate/predictions.csv")
+    return client.create_model_version(NAME, source="mlruns/x", run_id=run_id, tags=tags)
 
 
 def aliases() -> dict[str, str]:
@@ -32,16 +42,18 @@ def aliases() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("policy", "first", "second", "champion"),
     [
-        ("if_better", 0.99, 0.991, "2"),
-        ("if_better", 0.99, 0.99, "1"),
-        ("if_not_worse", 0.99, 0.99, "2"),
-        ("if_not_worse", 0.99, 0.9899, "1"),
-        ("always", 0.99, 0.5, "2"),
-        ("never", 0.99, 0.999, "1"),
+        ("if_better", range(10), range(4), "2"),  # right on 6 more, wrong on none: p = 0.03
+        ("if_better", range(10), range(5), "1"),  # right on 5 more: p = 0.06
+        ("if_better", range(10), range(10, 20), "1"),
+        ("if_not_worse", range(10), range(10), "2"),
+        ("if_not_worse", range(5), range(10), "2"),  # wrong on 5 more: p = 0.06
+        ("if_not_worse", range(4), range(10), "1"),
+        ("always", range(0), range(50), "2"),
+        ("never", range(10), range(0), "1"),
     ],
 )
 def test_policies(
-    export: Export, policy: str, first: float, second: float, champion: str, capsys: pytest.CaptureFixture[str]
+    export: Export, policy: str, first: range, second: range, champion: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert registry.promote(make(first), export) == "champion"
     alias = registry.promote(make(second), export.model_copy(update={"promote": policy}))
@@ -54,39 +66,101 @@ def test_policies(
     assert store.client().get_model_version(NAME, "2").tags[registry.DECISION].startswith(alias)
 
 
+def test_comparison_is_kept_with_version_and_run(export: Export) -> None:
+    registry.promote(make(range(10)), export)
+    registry.promote(make(range(4, 20)), export)
+    version = store.client().get_model_version(NAME, "2")
+    compared = json.loads(version.tags[registry.COMPARISON])
+    assert compared.pop("p") == pytest.approx(0.1796, abs=1e-4)
+    assert compared == {"champion": "1", "both": 80, "only_new": 4, "only_champion": 10, "neither": 6}
+    path = store.client().download_artifacts(str(version.run_id), "promotion/2-against-1.md")
+    assert "| 80 | 4 |" in Path(path).read_text()
+
+
+def test_models_that_do_not_differ() -> None:
+    same = Comparison.of([True, False], [True, False])
+    assert (same.p, same.better, same.worse) == (1.0, False, False)
+
+
 @pytest.mark.parametrize("acc", ["nan", "inf", "many", ""])
 def test_metric_that_is_no_finite_number_never_promotes(export: Export, acc: str) -> None:
     always = export.model_copy(update={"promote": "always"})
     assert registry.promote(make(acc), always) == "challenger"
+    with pytest.raises(TenfoldError, match="missing or not finite"):
+        registry.promote_by_hand(NAME, "1")
+    assert aliases() == {"challenger": "1"}
 
 
 def test_least_accuracy(export: Export) -> None:
     strict = export.model_copy(update={"min_test_acc": 0.98})
-    assert registry.promote(make(0.9799), strict) == "challenger"
-    assert registry.promote(make(0.98), strict) == "champion"
+    assert registry.promote(make(range(3)), strict) == "challenger"
+    assert registry.promote(make(range(2)), strict) == "champion"
 
 
 def test_other_test_images_cannot_be_compared(export: Export, capsys: pytest.CaptureFixture[str]) -> None:
-    registry.promote(make(0.9, data="d"), export)
-    assert registry.promote(make(0.95, data="e"), export) == "challenger"
-    assert "other test images" in capsys.readouterr().out
-    assert registry.promote(make(0.95, data="e"), export.model_copy(update={"promote": "always"})) == "champion"
+    registry.promote(make(range(50), data="d"), export)
+    assert registry.promote(make(range(1), data="e"), export) == "challenger"
+    said = capsys.readouterr().out
+    assert "other test images" in said
+    assert "tenfold promote 2" in said
+    assert registry.promote(make(range(1), data="e"), export.model_copy(update={"promote": "always"})) == "champion"
+
+
+def test_champion_whose_predictions_have_gone(export: Export, capsys: pytest.CaptureFixture[str]) -> None:
+    registry.promote(make(range(50), predictions=False), export)
+    assert registry.promote(make(range(1)), export) == "challenger"
+    assert "no predictions are left" in capsys.readouterr().out
+
+
+def test_champion_whose_run_was_deleted_is_compared(export: Export) -> None:
+    first = make(range(50))
+    registry.promote(first, export)
+    store.client().delete_run(str(first.run_id))
+    assert registry.promote(make(range(1)), export) == "champion"
 
 
 def test_champion_that_cannot_be_measured_gives_way(export: Export) -> None:
     version = make("nan")
     store.client().set_registered_model_alias(NAME, "champion", version.version)
-    assert registry.promote(make(0.2), export) == "champion"
+    assert registry.promote(make(range(80)), export) == "champion"
 
 
 def test_challenger_that_wins_later_is_no_challenger_any_more(export: Export) -> None:
-    registry.promote(make(0.99), export)
-    second = make(0.98)
+    registry.promote(make(range(0)), export)
+    second = make(range(20))
     registry.promote(second, export)
     assert registry.promote(second, export.model_copy(update={"promote": "always"})) == "champion"
     assert aliases() == {"champion": "2"}
     assert registry.promote(second, export) == "champion"
     assert aliases() == {"champion": "2"}
+
+
+def test_promoting_by_hand_and_rolling_back(export: Export) -> None:
+    for wrong in (20, 10, 5, 50):
+        registry.promote(make(range(wrong)), export)
+    assert aliases() == {"champion": "3", "challenger": "4"}
+    registry.promote_by_hand(NAME, "4")
+    assert aliases() == {"champion": "4"}
+    registry.roll_back(NAME)
+    assert aliases() == {"champion": "3"}
+    store.client().delete_model_version(NAME, "2")
+    registry.roll_back(NAME)
+    assert aliases() == {"champion": "1"}
+    with pytest.raises(TenfoldError, match="no champion before version 1"):
+        registry.roll_back(NAME)
+    history = json.loads(store.client().get_registered_model(NAME).tags[registry.HISTORY])
+    assert [entry["version"] for entry in history] == ["1", "2", "3", "4", "3", "1"]
+    assert history[3]["why"] == "by hand"
+    assert history[-1]["why"] == "rolled back from version 3"
+    assert store.client().get_model_version(NAME, "1").tags[registry.DECISION] == "champion: rolled back from version 3"
+
+
+def test_what_is_not_there_is_named(project: Path) -> None:
+    with pytest.raises(TenfoldError, match="no such registered model"):
+        registry.roll_back(NAME)
+    make(range(1))
+    with pytest.raises(TenfoldError, match="no version 7"):
+        registry.promote_by_hand(NAME, "7")
 
 
 def test_version_is_found_by_all_its_tags(project: Path) -> None:

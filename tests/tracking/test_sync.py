@@ -1,15 +1,21 @@
 import hashlib
+import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from mlflow.entities import Run
+from mlflow.tracking._tracking_service import utils as tracking_utils
 from ruamel.yaml import YAML
 
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.tracking import records, registry, runs, store, sync
+
+from .conftest import METRICS, write_json
 
 
 def all_runs() -> list[Run]:
@@ -74,7 +80,10 @@ def test_empty_store_is_filled_from_the_files(
 ) -> None:
     lock()
     run_id = sync.sync(Path())
-    (run,) = all_runs()
+    tune, run = all_runs()
+    assert tune.data.params["tuned.learning_rate"] == "0.012"
+    assert "durations" in tune.data.tags[runs.REPLAYED]
+    assert run.data.tags[runs.TUNE_RUN] == tune.info.run_id
     assert run.info.run_id == run_id
     assert (run.info.run_name, run.info.status) == (f"mnist compact {params.train.max_epochs} epochs", "FINISHED")
     assert "durations" in run.data.tags[runs.REPLAYED]
@@ -93,12 +102,12 @@ def test_second_sync_changes_nothing(project: Path) -> None:
     before = contents(run_id)
     assert sync.sync(Path()) == run_id
     assert contents(run_id) == before
-    assert len(all_runs()) == 1
+    assert len(all_runs()) == 2  # of tune and train
 
 
 def test_trained_run_is_found_and_keeps_its_place(project: Path, params: Params) -> None:
-    with runs.open_run("tenfold", "trained", live=False) as run:
-        records.record_training(run.id, Path())
+    with runs.open_run("tenfold", "trained", root=Path()) as run:
+        records.record_training(run, Path(), params)
     assert sync.run_of(Path()) == run.id
     assert sync.sync(Path()) == run.id
     assert runs.REPLAYED not in store.client().get_run(run.id).data.tags
@@ -126,7 +135,7 @@ def test_outer_run_is_filled_though_the_model_has_a_run(project: Path, monkeypat
     assert filled["tags"][runs.VERSION] == "tenfold-mnist/1"
     assert filled["tags"]["tenfold.params_sha256"] == runs.file_sha256(Path("params.yaml"))
     assert store.client().get_run(outer).info.status == "RUNNING"
-    assert len(all_runs()) == 2
+    assert len(all_runs()) == 3
 
 
 def test_files_can_lie_elsewhere(project: Path, tmp_path: Path) -> None:
@@ -196,3 +205,110 @@ def test_sync_moves_no_alias_of_a_version_that_was_judged(project: Path) -> None
     client.set_registered_model_alias("tenfold-mnist", "champion", best.version)
     sync.sync(Path())
     assert client.get_model_version_by_alias("tenfold-mnist", "champion").version == best.version
+
+
+def artifacts(run_id: str) -> set[str]:
+    return {entry.path for entry in store.client().list_artifacts(run_id)}
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_project_that_was_moved_or_copied_has_its_artifacts(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    run_id = sync.sync(Path())
+    before, held = contents(run_id), artifacts(run_id)
+    there = tmp_path / "näw place"
+    if how == "moved":
+        project.rename(there)
+    else:
+        shutil.copytree(project, there)
+    monkeypatch.chdir(there)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")  # where MLflow put the old place, which it remembers for each run as well
+    tracking_utils._artifact_repos_cache.clear()
+    assert sync.sync(Path()) == run_id
+    assert contents(run_id) == before
+    assert artifacts(run_id) == held
+    assert len(all_runs()) == 2
+    for run in all_runs():
+        assert str(run.info.artifact_uri).startswith(str(there))
+    assert mlflow.pyfunc.load_model("models:/tenfold-mnist@champion").predict([[[7.0] * 4] * 4]) == [[7.0] * 16]
+    with runs.open_run("tenfold", "another", root=Path()) as another:
+        store.client().log_text(another.id, "x", "x.txt")
+    assert project.exists() == (how == "copied")
+    assert list((there / "mlruns/tenfold" / another.id).rglob("x.txt"))
+
+
+def test_copy_of_the_database_alone_shows_the_artifacts(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = sync.sync(Path())
+    held = artifacts(run_id)
+    shutil.copy("mlflow.db", tmp_path / "copy.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'copy.db'}")
+    assert artifacts(run_id) == held
+
+
+def test_lost_artifacts_come_back_to_the_same_run(project: Path) -> None:
+    run_id = sync.sync(Path())
+    before, held = contents(run_id), artifacts(run_id)
+    shutil.rmtree("mlruns")
+    assert sync.sync(Path()) == run_id
+    assert contents(run_id) == before
+    assert artifacts(run_id) == held
+    assert len(all_runs()) == 2
+    assert mlflow.pyfunc.load_model("models:/tenfold-mnist@champion").predict([[[7.0] * 4] * 4]) == [[7.0] * 16]
+
+
+def test_older_checkout_finds_its_run(project: Path) -> None:
+    first = sync.sync(Path())
+    shutil.copytree("models", "old/models")
+    shutil.copytree("reports", "old/reports")
+    Path("models/best.ckpt").write_bytes(b"other weights")
+    write_json(Path("reports/metrics.json"), METRICS | {"test": {"loss": 0.1, "acc": 0.9}})
+    second = sync.sync(Path())
+    assert second != first
+    before = [contents(run_id) for run_id in (first, second)]
+    for folder in ("models", "reports"):
+        shutil.rmtree(folder)
+        shutil.move(f"old/{folder}", folder)
+    assert sync.sync(Path()) == first
+    assert [contents(run_id) for run_id in (first, second)] == before
+
+
+def test_deleted_experiment_is_named_with_the_way_back(project: Path) -> None:
+    run_id = sync.sync(Path())
+    number = store.experiment("tenfold")
+    store.client().delete_experiment(number)
+    with pytest.raises(TenfoldError, match=f"mlflow experiments restore --experiment-id {number}"):
+        sync.sync(Path())
+    store.client().restore_experiment(number)
+    assert sync.sync(Path()) == run_id
+
+
+def test_missing_tune_run_is_replayed_and_linked(project: Path) -> None:
+    run_id = sync.sync(Path())
+    tune = store.client().get_run(run_id).data.tags[runs.TUNE_RUN]
+    store.client().delete_run(tune)
+    sync.sync(Path())
+    again = store.client().get_run(run_id).data.tags[runs.TUNE_RUN]
+    assert again != tune
+    assert "durations" in store.client().get_run(again).data.tags[runs.REPLAYED]
+
+
+def test_tuning_that_searched_nothing_has_no_run(project: Path) -> None:
+    found = json.loads(Path("reports/tune/tune.json").read_text())
+    write_json(Path("reports/tune/tune.json"), {key: value | {"source": "params"} for key, value in found.items()})
+    sync.sync(Path())
+    assert len(all_runs()) == 1
+
+
+def test_values_that_are_no_numbers_and_long_settings_are_replayed(project: Path) -> None:
+    history = Path("reports/train/history.csv")
+    history.write_text(history.read_text().replace("0.5,", "nan,").replace("0.3,", "inf,"))
+    write_json(Path("reports/metrics.json"), METRICS | {"test": {"loss": math.nan, "acc": math.nan}})
+    run_id = sync.sync(Path())
+    values = dict(contents(run_id)["curves"]["train/loss"])
+    assert math.isnan(values[9])
+    assert values[19] > 1e300
+    assert contents(run_id)["aliases"] == {"tenfold-mnist": {"challenger": 1}}
+    assert sync.sync(Path()) == run_id

@@ -20,6 +20,7 @@ from tenfold.modeling.predictor import Predictor
 from tenfold.params import Params
 from tenfold.tracking import records, runs
 from tenfold.tracking.logger import RunLogger
+from tenfold.tracking.provenance import PRECISION
 from tenfold.training import resume, tricks
 from tenfold.training.callbacks import EpochSeed, SpeedMonitor
 from tenfold.training.factory import build_classifier
@@ -32,13 +33,11 @@ def run(params: Params) -> None:
     A training that was interrupted goes on after its last finished epoch, in the same run.
     """
     title = f"{params.data.dataset} {params.model.network} {params.train.max_epochs} epochs"
-    with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder) as tracked:
-        records.record_settings(tracked.id, params)
-        records.record_dataset(tracked.id, Path())
-        logger = RunLogger(tracked.id)
-        fit(params, folder, logger)
-        logger.close()
-        records.record_training(tracked.id, Path(), live=True)
+    tags = {PRECISION: tricks.effective_precision(params.train)}
+    with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder, tags=tags) as tracked:
+        records.record_inputs(tracked, Path(), params)
+        fit(params, folder, RunLogger(tracked))
+        records.record_training(tracked, Path(), params)
 
 
 def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Sequence[Callback] = ()) -> None:
@@ -76,8 +75,8 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
         ],
         **tricks.training_flags(train),
     )
-    checkpoint, data.first_epoch = resume.newest_checkpoint(folder)
-    trainer.fit(classifier, datamodule=data, ckpt_path=checkpoint)
+    interrupted, data.first_epoch = resume.newest_checkpoint(folder)
+    trainer.fit(classifier, datamodule=data, ckpt_path=interrupted)
     write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
 
 

@@ -25,12 +25,15 @@ def run(params: Params) -> None:
         return
 
     from tenfold.tracking import records, runs
+    from tenfold.tracking.provenance import PRECISION
+    from tenfold.training.tricks import effective_precision
 
-    with runs.open_run("tenfold-tune", f"{Summary.load().dataset} {params.model.network}") as tracked:
+    title, tags = f"{Summary.load().dataset} {params.model.network}", {PRECISION: effective_precision(train)}
+    with runs.open_run("tenfold-tune", title, tags=tags) as tracked:
         with paths.writing(paths.TUNE) as folder:
             folder.mkdir()
             search(params, folder)
-        records.record_tuning(tracked.id, Path(), params)
+        records.record_tuning(tracked, Path(), params)
 
 
 def search(params: Params, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import os
@@ -10,6 +11,8 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil
 
 from tenfold import paths
 
@@ -27,6 +30,17 @@ PACKAGES = (
 
 PARAMS = "tenfold.params_sha256"
 """Tag: the hash of `params.yaml`."""
+DIRTY = "mlflow.source.git.dirty"
+PRECISION = "tenfold.precision"
+"""Tag: the precision that `train.precision: auto` came to; only the stage knows it."""
+PROCESS = "tenfold.process"
+"""Tag: host, number and start of the process that fills the run."""
+CLOCK_S = 5.0
+"""By how much the start of a process may seem to shift when the clock is set."""
+NO_PRODUCTS = ("--", ".", ":!dvc.lock", ":!reports")
+"""For git: what the pipeline itself writes makes no tree dirty."""
+LONGEST_DIFF = 1_000_000
+"""Of the changes that are kept with a run, in characters."""
 
 
 def source_tags(root: Path) -> dict[str, str]:
@@ -40,8 +54,8 @@ def source_tags(root: Path) -> dict[str, str]:
     }
     if commit := _git(root, "rev-parse", "HEAD"):
         tags["mlflow.source.git.commit"] = commit
-        dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
-        tags["mlflow.source.git.dirty"] = str(dirty).lower()
+        dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no", *NO_PRODUCTS))
+        tags[DIRTY] = str(dirty).lower()
     return {name: value for name, value in tags.items() if value}
 
 
@@ -56,11 +70,40 @@ def machine_tags() -> dict[str, str]:
     return tags | {"tenfold.threads": str(torch.get_num_threads())} if torch else tags
 
 
+def changes(root: Path) -> str:
+    """What differs from the commit: `git status`, and the diff, cut if it is very long; empty for a clean tree."""
+    diff = _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", *NO_PRODUCTS)
+    text = f"{_git(root, 'status', '--short')}\n\n{diff}\n" if diff else ""
+    return text if len(text) <= LONGEST_DIFF else f"{text[:LONGEST_DIFF]}\n… ({len(text):,} characters in all)\n"
+
+
+def process(run_id: str = "") -> str:
+    """The process that fills a run, as a tag: this one, or the `mlflow run` that made the run for it."""
+    owner = psutil.Process()
+    with contextlib.suppress(psutil.Error):  # of other users' processes the environment is hidden
+        while run_id and owner.environ().get("MLFLOW_RUN_ID") == run_id and (parent := owner.parent()):
+            owner = parent
+    return f"{platform.node()} {owner.pid} {owner.create_time():.2f}"
+
+
+def is_gone(tag: str) -> bool:
+    """Whether the process that such a tag names ran on this machine and has ended."""
+    host, number, started = (*tag.split(" "), "", "")[:3]
+    if host != platform.node() or not number.isdecimal():
+        return False
+    try:
+        found = psutil.Process(int(number))
+        same = abs(found.create_time() - float(started)) < CLOCK_S
+        return not same or found.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
 def _git(root: Path, *arguments: str) -> str:
     """What git answers, or nothing where there is no git or no commit."""
     try:
         return subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=30
+            ["git", *arguments], cwd=root, capture_output=True, text=True, errors="replace", check=True, timeout=30
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -22,6 +22,8 @@ from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.tracking import registry, runs, store
+from tenfold.tracking.journal import now_ms
+from tenfold.tracking.runs import Run
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -34,19 +36,20 @@ DIGEST_CHARACTERS = 32
 """Of a data set's hash, as its digest in MLflow, which takes no more than 36."""
 
 
-def record_settings(run_id: str, params: Params) -> None:
-    """Log every setting under its dotted name; one that is too long for MLflow goes to `settings/` as well.
+@runs.tolerant
+def record_inputs(run: Run, root: Path, params: Params) -> None:
+    """Log every setting under its dotted name, and train, val and test as the run's inputs, known by their hashes.
 
-    Settings that the run has already are left, since MLflow refuses to change one.
+    A setting that is too long for MLflow goes to `settings/` as well. Settings that the run has already are left, since
+    MLflow refuses to change one.
     """
-    _log_params(run_id, params.flat())
+    _log_params(run.id, params.flat())
+    _log_dataset(run.id, root)
 
 
 def _log_params(run_id: str, values: Mapping[str, Any]) -> None:
     from mlflow.entities import Param
 
-    if not run_id:
-        return
     client = store.client()
     there = client.get_run(run_id).data.params
     missing = []
@@ -62,12 +65,9 @@ def _log_params(run_id: str, values: Mapping[str, Any]) -> None:
         client.log_batch(run_id, params=missing[start : start + PARAMS_PER_BATCH])
 
 
-def record_dataset(run_id: str, root: Path) -> None:
-    """Log train, val and test as the run's inputs, each known by the hash of its images and labels."""
+def _log_dataset(run_id: str, root: Path) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    if not run_id:
-        return
     summary = Summary.load(root / paths.SUMMARY)
     shape = [-1, *summary.image_shape]
     schema = {"features": _tensors("uint8", shape), "targets": _tensors("int64", [-1])}
@@ -94,40 +94,49 @@ def _tensors(dtype: str, shape: list[int]) -> str:
     return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": shape}}])
 
 
-def record_tuning(run_id: str, root: Path, params: Params) -> None:
+def record_tuning(run: Run, root: Path, params: Params) -> None:
     """Fill the run of the tune stage, and make it known by the hash of what it found."""
-    if not run_id:
-        return
-    record_settings(run_id, params)
-    record_dataset(run_id, root)
-    _log_params(run_id, _tuned(root))
-    store.client().log_artifacts(run_id, str(root / paths.TUNE))
-    runs.set_tags(run_id, {runs.TUNE: runs.file_sha256(root / paths.TUNE_RESULT)})
+    _record_stage(run, root, params, {runs.TUNE: runs.file_sha256(root / paths.TUNE_RESULT)}, {"tune": paths.TUNE})
 
 
-def record_training(run_id: str, root: Path, live: bool = False) -> None:
-    """Log curves, checkpoint, reports and what tuning found; then tag this as the run of the model.
+def record_training(run: Run, root: Path, params: Params) -> None:
+    """Log checkpoint, reports, what tuning found, and what the run lacks of inputs and curves; tag it as the model's.
 
-    Args:
-        run_id: the run.
-        root: a checkout.
-        live: a logger has sent the curves while they grew. If not, points that the run lacks are taken from
-            `history.csv`, with the run's start as their time, since the true one is in no DVC out.
+    Points that are missing (nobody sent them, or a kill came before them) are taken from `history.csv`, with the run's
+    start as their time, since the true one is in no DVC out.
     """
-    if not run_id:
-        return
+    identity = {runs.MODEL: runs.file_sha256(root / paths.BEST_CHECKPOINT)}
+    files = {"checkpoint": paths.BEST_CHECKPOINT, "train": paths.TRAIN_REPORT}
+    _record_stage(run, root, params, identity, files)
+
+
+def _record_stage(run: Run, root: Path, params: Params, identity: dict[str, str], files: Mapping[str, Path]) -> None:
+    if run.journal:  # so that the run is found even if nothing else arrives
+        run.tag(identity | {runs.RECORD: runs.PARTLY})
+    _fill(run, root, params, identity, files)
+
+
+@runs.tolerant
+def _fill(run: Run, root: Path, params: Params, identity: dict[str, str], files: Mapping[str, Path]) -> None:
     client = store.client()
-    run = client.get_run(run_id)
-    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
-    if not live:
-        runs.log_points(run_id, _missing_points(run_id, root / paths.HISTORY, run.info.start_time))
-    if run.data.tags.get(runs.MODEL) == model:
+    if runs.MODEL in identity:
+        started = client.get_run(run.id).info.start_time
+        store.log_points(run.id, _missing_points(run.id, root / paths.HISTORY, started))
+        tune_run = runs.find_tune_run(runs.file_sha256(root / paths.TUNE_RESULT))
+        identity = identity | ({runs.TUNE_RUN: tune_run} if tune_run else {})
+    tags = client.get_run(run.id).data.tags
+    if (identity | {runs.RECORD: runs.WHOLE}).items() <= tags.items() and holds(run.id, next(iter(files))):
         return
-    _log_params(run_id, _tuned(root))
-    client.log_artifact(run_id, str(root / paths.BEST_CHECKPOINT), "checkpoint")
-    client.log_artifacts(run_id, str(root / paths.TRAIN_REPORT), "train")
-    tune_run = runs.find_tune_run(runs.file_sha256(root / paths.TUNE_RESULT))
-    runs.set_tags(run_id, ({runs.TUNE_RUN: tune_run} if tune_run else {}) | {runs.MODEL: model})
+    _log_params(run.id, params.flat() | _tuned(root))
+    _log_dataset(run.id, root)
+    for folder, path in files.items():
+        (client.log_artifacts if path.suffix == "" else client.log_artifact)(run.id, str(root / path), folder)
+    run.tag(identity | {runs.RECORD: runs.WHOLE})
+
+
+def holds(run_id: str, folder: str) -> bool:
+    """Whether a run's artifacts in a folder are there: the database knows of them, but may have survived them."""
+    return bool(store.client().list_artifacts(run_id, folder))
 
 
 def _tuned(root: Path) -> dict[str, Any]:
@@ -154,6 +163,7 @@ def _missing_points(run_id: str, history: Path, time_ms: int) -> list[Metric]:
     return points
 
 
+@store.answering()
 def record_evaluation(run_id: str, root: Path) -> None:
     """Log the evaluation's numbers (`test/acc`, `test/ece`, …), pictures and tables.
 
@@ -162,11 +172,10 @@ def record_evaluation(run_id: str, root: Path) -> None:
     """
     from mlflow.entities import Metric
 
-    if not run_id:
-        return
     client = store.client()
     content = _files_sha256(root, [paths.METRICS, *_files(root, paths.EVALUATION)])
-    if client.get_run(run_id).data.tags.get(runs.EVALUATION) == content:
+    known = client.get_run(run_id).data.tags.get(runs.EVALUATION) == content
+    if known and holds(run_id, "evaluate"):
         return
     metrics = _metrics(root)
     extra = _read_json(root / paths.EVALUATION / "summary.json")
@@ -178,11 +187,11 @@ def record_evaluation(run_id: str, root: Path) -> None:
         if isinstance(value, int | float)
     } | metrics
     step = 1 + max((latest.step for latest in _latest(run_id, metrics)), default=-1)
-    now = runs.now_ms()
-    runs.log_points(run_id, [Metric(name, value, now, step) for name, value in numbers.items()])
+    now = now_ms()
+    store.log_points(run_id, [Metric(name, value, now, step) for name, value in numbers.items() if not known])
     client.log_artifact(run_id, str(root / paths.METRICS), "evaluate")
     client.log_artifacts(run_id, str(root / paths.EVALUATION), "evaluate")
-    runs.set_tags(run_id, {runs.EVALUATION: content})
+    store.set_tags(run_id, {runs.EVALUATION: content})
 
 
 def _latest(run_id: str, names: Iterable[str]) -> list[Metric]:
@@ -191,6 +200,7 @@ def _latest(run_id: str, names: Iterable[str]) -> list[Metric]:
     return [max(history, key=lambda point: (point.step, point.timestamp)) for history in histories if history]
 
 
+@store.answering()
 def record_model(run_id: str, root: Path, params: Params) -> ModelVersion:
     """Log and register the ONNX model and the code that serves it, or link to the version of that content.
 
@@ -209,14 +219,17 @@ def record_model(run_id: str, root: Path, params: Params) -> ModelVersion:
         runs.MODEL: runs.file_sha256(root / paths.BEST_CHECKPOINT),
         registry.SERVED: _sha256([runs.file_sha256(root / paths.ONNX_MODEL), runs.file_sha256(SERVING_CODE)]),
     }
-    version = registry.find(name, identity)
-    if version is None:
-        model_id = _logged_model(run_id, identity) or _log_model(run_id, root, summary, identity)
-        version = registry.register(name, model_id, run_id, identity=identity, metrics=_metrics(root), summary=summary)
+    with store.lock():
+        version = registry.find(name, identity)
+        if version is None:
+            model = _logged_model(run_id, identity) or _log_model(run_id, root, summary, identity)
+            version = registry.register(name, model, run_id, identity=identity, metrics=_metrics(root), summary=summary)
     logged = registry.logged_model(version)
+    if not client.list_logged_model_artifacts(logged):
+        _log_files(logged, root)
     if logged not in _outputs(run_id):
         client.log_outputs(run_id, [LoggedModelOutput(logged, step=0)])
-    runs.set_tags(run_id, {runs.VERSION: f"{version.name}/{version.version}"})
+    store.set_tags(run_id, {runs.VERSION: f"{version.name}/{version.version}"})
     return version
 
 
@@ -236,10 +249,7 @@ def _logged_model(run_id: str, identity: Mapping[str, str]) -> str | None:
 
 def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str, str]) -> str:
     """Log the model on the run; its metrics hang on it, each with the data set that it was measured on."""
-    import mlflow.pyfunc
-    import numpy as np
     from mlflow.entities import LoggedModelOutput, Metric
-    from mlflow.models import Model
 
     client = store.client()
     run = client.get_run(run_id)
@@ -260,14 +270,27 @@ def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str,
         )
         for point in measured
     ]
-    runs.log_points(run_id, points)
+    store.log_points(run_id, points)
+    _log_files(model.model_id, root)
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    return str(model.model_id)
+
+
+def _log_files(model_id: str, root: Path) -> None:
+    import mlflow.pyfunc
+    import numpy as np
+    from mlflow.models import Model
+
+    client = store.client()
+    model = client.get_logged_model(model_id)
     image = np.load(root / paths.SPLIT / "test" / "images.npy", mmap_mode="r")[0]
     # Not `Model.log`: it takes the experiment from the environment, and hangs metrics of any kind on the model.
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as warned:
         local = Path(folder) / "model"
         mlflow.pyfunc.save_model(
             local,
-            mlflow_model=Model(run_id=run_id, model_id=model.model_id, artifact_path=model.artifact_location),
+            mlflow_model=Model(run_id=model.source_run_id, model_id=model_id, artifact_path=model.artifact_location),
             python_model=SERVING_CODE,
             artifacts={"onnx": str((root / paths.ONNX_MODEL).resolve())},
             input_example=[(image[0] if len(image) == 1 else image).tolist()],
@@ -277,9 +300,6 @@ def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str,
     for warning in warned:
         if "Any type hint" not in str(warning.message):  # meant so: the model checks its pixels itself
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    client.finalize_logged_model(model.model_id, "READY")
-    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
-    return str(model.model_id)
 
 
 def _public_version(package: str) -> str:

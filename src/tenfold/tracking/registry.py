@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tenfold.data.summary import Summary
+from tenfold.errors import TenfoldError
 from tenfold.params import Export
 from tenfold.tracking import runs, store
+from tenfold.tracking.journal import now_ms
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -24,7 +30,14 @@ TEST_ACC = "tenfold.test_acc"
 TEST_DATA = "tenfold.test_sha256"
 """Tag of a version: the hash of that test set."""
 DECISION = "tenfold.decision"
-"""Tag of a version: what `promote` decided when it last looked, and why."""
+"""Tag of a version: what was decided on it when it was last looked at, and why."""
+COMPARISON = "tenfold.comparison"
+"""Tag of a version: how it compared with the champion of the time, as JSON."""
+HISTORY = "tenfold.champion_history"
+"""Tag of a registered model: who became champion when, after whom and why, as JSON; the latest last."""
+LONGEST_HISTORY = 200
+SIGNIFICANT = 0.05
+"""A difference is believed if chance alone would make one as large less often than this."""
 
 
 def find(name: str, identity: Mapping[str, str]) -> ModelVersion | None:
@@ -69,64 +82,224 @@ def register(
     )
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same test images: how many both get right, only one, or neither; and McNemar's exact p."""
+
+    both: int
+    only_new: int
+    only_champion: int
+    neither: int
+    p: float
+
+    @classmethod
+    def of(cls, new: list[bool], champion: list[bool]) -> Comparison:
+        """Compare what each got right. `p`: how often chance alone would make them differ so much (two-sided)."""
+        from scipy.stats import binomtest
+
+        pairs = list(zip(new, champion, strict=True))
+        gained, lost = pairs.count((True, False)), pairs.count((False, True))
+        p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+        return cls(pairs.count((True, True)), gained, lost, pairs.count((False, False)), float(p))
+
+    @property
+    def better(self) -> bool:
+        """Whether the new one is significantly better."""
+        return self.only_new > self.only_champion and self.p < SIGNIFICANT
+
+    @property
+    def worse(self) -> bool:
+        """Whether the new one is significantly worse."""
+        return self.only_new < self.only_champion and self.p < SIGNIFICANT
+
+    def __str__(self) -> str:
+        return f"alone right on {self.only_new} images against {self.only_champion}, p = {self.p:.3g}"
+
+
+@store.answering()
 def promote(version: ModelVersion, export: Export) -> str:
     """Make a version the champion if `export` says so, else the challenger; prints the decision in one line.
 
-    Versions are compared by accuracy on the same test images. Only `always` replaces a champion measured on
-    others, and nothing promotes a version whose accuracy is missing or not finite.
+    Versions are compared on the same test images, by McNemar's exact test on those where one is right and the other
+    wrong. Only `always` replaces a champion that was measured on others or whose predictions have gone, and nothing
+    promotes a version whose accuracy is missing or not finite.
 
     Returns:
         The alias that the version now has.
     """
     client, name, number = store.client(), version.name, str(version.version)
-    aliases = client.get_registered_model(name).aliases
-    champion = aliases.get(CHAMPION)
-    if champion is not None and str(champion) == number:
-        print(f"{name} version {number} is the champion already")
-        return CHAMPION
-    new = _Measured.of(version)
-    old = _Measured.of(client.get_model_version(name, champion)) if champion is not None else None
-    wins, reason = _decide(new, old, export)
-    alias = CHAMPION if wins else CHALLENGER
-    client.set_registered_model_alias(name, alias, number)
-    if wins and str(aliases.get(CHALLENGER)) == number:
-        client.delete_registered_model_alias(name, CHALLENGER)
-    client.set_model_version_tag(name, number, DECISION, f"{alias}: {reason}")
+    with store.lock():
+        champion = client.get_registered_model(name).aliases.get(CHAMPION)
+        if champion is not None and str(champion) == number:
+            print(f"{name} version {number} is the champion already")
+            return CHAMPION
+        old = client.get_model_version(name, champion) if champion is not None else None
+        comparison = _compare(version, old) if old else None
+        wins, reason = _decide(version, old, comparison, export)
+        if old and comparison:
+            _log_table(version, old, comparison, reason)
+        alias = CHAMPION if wins else CHALLENGER
+        if wins:
+            _crown(name, number, reason)
+        else:
+            client.set_registered_model_alias(name, CHALLENGER, number)
+            client.set_model_version_tag(name, number, DECISION, f"{CHALLENGER}: {reason}")
     print(f"{name} version {number} is now {alias}: {reason}")
     return alias
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """A version's accuracy (None if missing or not finite) on a test set."""
+@store.answering()
+def promote_by_hand(name: str, number: str) -> None:
+    """Make a version the champion because somebody says so.
 
-    number: str
-    acc: float | None
-    data: str | None
-
-    @classmethod
-    def of(cls, version: ModelVersion) -> _Measured:
-        try:
-            acc = float(version.tags.get(TEST_ACC, "nan"))
-        except ValueError:
-            acc = math.nan
-        return cls(str(version.version), acc if math.isfinite(acc) else None, version.tags.get(TEST_DATA))
+    Raises:
+        TenfoldError: there is no such version, or its accuracy is missing or not finite.
+    """
+    if _acc(_version(name, number)) is None:
+        raise TenfoldError(
+            f"{name} version {number}: its test accuracy is missing or not finite, so it is not promoted"
+        )
+    _crown(name, number, "by hand")
+    print(f"{name} version {number} is now {CHAMPION}: by hand")
 
 
-def _decide(new: _Measured, champion: _Measured | None, export: Export) -> tuple[bool, str]:
+@store.answering()
+def roll_back(name: str) -> None:
+    """Give the alias back to the version that had it before the champion; again: to the one before that.
+
+    Raises:
+        TenfoldError: there is no champion, or none before it.
+    """
+    aliases, history = _aliases(name), _history(name)
+    number = str(aliases.get(CHAMPION, ""))
+    before = number
+    while before and (before == number or not _exists(name, before)):
+        crowned = (entry for entry in reversed(history) if entry["version"] == before and not entry.get("rollback"))
+        before = next((entry["before"] for entry in crowned), "")
+    if not before:
+        raise TenfoldError(f"{name}: there is no champion before {f'version {number}' if number else 'the first'}")
+    _crown(name, before, f"rolled back from version {number}", rollback=True)
+    print(f"{name} version {before} is now {CHAMPION}: rolled back from version {number}")
+
+
+def _crown(name: str, number: str, why: str, rollback: bool = False) -> None:
+    client, aliases = store.client(), _aliases(name)
+    entry = {"version": number, "before": str(aliases.get(CHAMPION, "")), "time": now_ms(), "why": why}
+    history = [*_history(name), entry | ({"rollback": True} if rollback else {})]
+    client.set_registered_model_tag(name, HISTORY, json.dumps(history[-LONGEST_HISTORY:]))
+    client.set_registered_model_alias(name, CHAMPION, number)
+    client.set_model_version_tag(name, number, DECISION, f"{CHAMPION}: {why}")
+    if str(aliases.get(CHALLENGER)) == number:
+        client.delete_registered_model_alias(name, CHALLENGER)
+
+
+def _aliases(name: str) -> Mapping[str, str]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return dict(store.client().get_registered_model(name).aliases)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise TenfoldError(f"{name}: no such registered model. Make it: dvc repro") from None
+
+
+def _history(name: str) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = json.loads(store.client().get_registered_model(name).tags.get(HISTORY, "[]"))
+    return history
+
+
+def _exists(name: str, number: str) -> bool:
+    return any(str(found.version) == number for found in store.client().search_model_versions(f"name = '{name}'"))
+
+
+def _version(name: str, number: str) -> ModelVersion:
+    _aliases(name)
+    if not _exists(name, number):
+        raise TenfoldError(f"{name}: no version {number}")
+    return store.client().get_model_version(name, number)
+
+
+def _acc(version: ModelVersion) -> float | None:
+    """A version's test accuracy; None if it is missing or not finite."""
+    try:
+        acc = float(version.tags.get(TEST_ACC, "nan"))
+    except ValueError:
+        return None
+    return acc if math.isfinite(acc) else None
+
+
+def _decide(
+    new: ModelVersion, champion: ModelVersion | None, comparison: Comparison | None, export: Export
+) -> tuple[bool, str]:
     """Whether the new version becomes the champion, and why."""
-    if new.acc is None:
-        return False, "its test accuracy is missing or not finite"
-    found = f"test accuracy {new.acc:.4f}"
-    if export.promote == "never":
-        return False, f"{found}, export.promote is never"
-    if new.acc < export.min_test_acc:
-        return False, f"{found} is under export.min_test_acc ({export.min_test_acc})"
-    if champion is None or export.promote == "always":
-        return True, f"{found}, {'export.promote is always' if champion else 'and there was no champion'}"
-    if new.data is None or new.data != champion.data:
-        return False, f"the champion, version {champion.number}, was measured on other test images"
-    rival = -1.0 if champion.acc is None else champion.acc
-    wins = new.acc > rival if export.promote == "if_better" else new.acc >= rival
-    known = "an unknown one" if champion.acc is None else f"{champion.acc:.4f}"
-    return wins, f"{found} against {known} of version {champion.number} (export.promote: {export.promote})"
+    acc, rival = _acc(new), _acc(champion) if champion else None
+    found, against = f"test accuracy {acc}", f"the champion, version {champion.version if champion else None}"
+    wins = False
+    if acc is None:
+        reason = "its test accuracy is missing or not finite"
+    elif export.promote == "never":
+        reason = f"{found}, export.promote is never"
+    elif acc < export.min_test_acc:
+        reason = f"{found} is under export.min_test_acc ({export.min_test_acc})"
+    elif champion is None or export.promote == "always":
+        wins, reason = True, f"{found}, {'export.promote is always' if champion else 'and there was no champion'}"
+    elif rival is None:
+        wins, reason = True, f"{found}, and that of {against}, is missing or not finite"
+    elif new.tags.get(TEST_DATA) != champion.tags.get(TEST_DATA):
+        reason = f"{against}, was measured on other test images; to have it all the same: tenfold promote {new.version}"
+    elif comparison is None:
+        reason = f"no predictions are left of it or of {against}; to have it still: tenfold promote {new.version}"
+    else:
+        wins = comparison.better if export.promote == "if_better" else not comparison.worse
+        reason = f"{found} against {rival} of {against}; {comparison} (export.promote: {export.promote})"
+    return wins, reason
+
+
+def _compare(new: ModelVersion, champion: ModelVersion) -> Comparison | None:
+    """Compare two versions if they were measured on the same images and their predictions can be had."""
+    if new.tags.get(TEST_DATA) != champion.tags.get(TEST_DATA):
+        return None
+    first, second = _predictions(new), _predictions(champion)
+    if not first or [actual for actual, _ in first] != [actual for actual, _ in second]:
+        return None
+    return Comparison.of(*([actual == predicted for actual, predicted in rows] for rows in (first, second)))
+
+
+def _runs(version: ModelVersion) -> list[str]:
+    """The runs that may hold a version's evaluation: the newest of its model, and the one it was registered from."""
+    newest = runs.find_run(version.tags.get(runs.MODEL, ""))
+    return [run for run in (newest, version.run_id) if run]
+
+
+def _predictions(version: ModelVersion) -> list[tuple[str, str]]:
+    """The true and the predicted class of each test image, from a run's artifacts; empty if there are none."""
+    from mlflow.exceptions import MlflowException
+
+    for run_id in _runs(version):
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                file = store.client().download_artifacts(run_id, "evaluate/predictions.csv", folder)
+                with Path(file).open(newline="", encoding="utf-8") as table:
+                    return [(row["actual"], row["predicted"]) for row in csv.DictReader(table)]
+        except (MlflowException, OSError):
+            continue
+    return []
+
+
+def _log_table(new: ModelVersion, champion: ModelVersion, comparison: Comparison, reason: str) -> None:
+    """Put the comparison on the new version, and as a table on its run."""
+    pair = f"{new.version}-against-{champion.version}"
+    store.client().set_model_version_tag(
+        new.name, new.version, COMPARISON, json.dumps({"champion": str(champion.version), **asdict(comparison)})
+    )
+    text = f"""# {new.name}: version {new.version} against version {champion.version}
+
+| of the test images                | version {champion.version} right | version {champion.version} wrong |
+|---|---|---|
+| version {new.version} right | {comparison.both} | {comparison.only_new} |
+| version {new.version} wrong | {comparison.only_champion} | {comparison.neither} |
+
+McNemar's exact test: p = {comparison.p:.4g}. {reason}
+"""
+    store.client().log_text(_runs(new)[0], text, f"promotion/{pair}.md")

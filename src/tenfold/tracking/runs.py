@@ -5,33 +5,36 @@ Runs are always named by id, never "active": so nothing here collides with an ou
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
+import itertools
 import os
 import signal
 import threading
-import time
+import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from tenfold import paths
 from tenfold.errors import TenfoldError
-from tenfold.tracking import provenance, store
+from tenfold.tracking import journal, provenance, store
+from tenfold.tracking.journal import ERROR, Journal
+from tenfold.tracking.provenance import PROCESS
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
     from mlflow.entities import Run as MlflowRun
+
+P = ParamSpec("P")
 
 TRAINING = "tenfold"
 TUNING = "tenfold-tune"
 
 MODEL = "tenfold.model_sha256"
-"""Tag: the hash of `models/best.ckpt`. It makes a run that model's; set when training's part is complete."""
+"""Tag: the hash of `models/best.ckpt`. It makes a run that model's."""
 TUNE = "tenfold.tune_sha256"
 """Tag of a run of the tune stage: the hash of `reports/tune/tune.json`."""
 TUNE_RUN = "tenfold.tune_run"
@@ -42,24 +45,67 @@ VERSION = "tenfold.model_version"
 """Tag: the registered version of the model, `<name>/<version>`."""
 REPLAYED = "tenfold.replayed"
 """Tag: this run was rebuilt from the files, wholly or in part, and what of it cannot be."""
-ERROR = "tenfold.error"
-"""Tag: why the run failed."""
+
+RECORD = "tenfold.record"
+"""Tag: whether the run holds everything that its stage had to say: `WHOLE` or `PARTLY`."""
+WHOLE, PARTLY = "complete", "incomplete: tenfold sync adds what is missing"
+RESUMED = "tenfold.resumed"
+"""Tag: how often the run was interrupted and went on."""
 
 SAMPLING_S = 1.0
 """Interval of the system metrics: a short training gets some points, too."""
-METRICS_PER_BATCH, LONGEST_TAG = 1000, 5000
-"""MLflow's limits (of a tag, in characters: that of its oldest databases)."""
+KILLED_WAIT_S = 3.0
+"""How long a killed process tries to say so."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is being filled. `id` is empty on all but the first of several training processes."""
+    """A run that is being filled. `id` is empty on all but the first of several training processes.
+
+    With a journal it is live, and a store that is away fails nothing.
+    """
 
     id: str
+    journal: Journal | None = None
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Set tags, sooner or later."""
+        if self.journal:
+            self.journal.add_tags(tags)
+        elif self.id:
+            store.set_tags(self.id, tags)
+
+
+def tolerant(record: Callable[Concatenate[Run, P], None]) -> Callable[Concatenate[Run, P], None]:
+    """Make a function that fills a run do nothing without an id, and only warn if the store of a live run is away."""
+
+    @functools.wraps(record)
+    def call(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not run.id:
+            return
+        try:
+            if run.journal and not run.journal.flush():
+                raise store.StoreError("the MLflow store is away")
+            with store.answering():
+                record(run, *args, **kwargs)
+        except store.StoreError as error:
+            if not run.journal:
+                raise
+            run.tag({RECORD: PARTLY})
+            warnings.warn(f"MLflow run {run.id} is incomplete; `tenfold sync` adds the rest: {error}", stacklevel=2)
+
+    return call
 
 
 @contextmanager
-def open_run(experiment: str, name: str, *, live: bool = True, folder: Path | None = None) -> Iterator[Run]:
+def open_run(
+    experiment: str,
+    name: str,
+    *,
+    folder: Path | None = None,
+    tags: Mapping[str, str] | None = None,
+    root: Path | None = None,
+) -> Iterator[Run]:
     """Open a run, and end it with the block: FINISHED, FAILED (with the error as a tag) or KILLED.
 
     Where `MLFLOW_RUN_ID` is set, that is the training run: `mlflow run` made it and ends it if all goes well.
@@ -67,8 +113,11 @@ def open_run(experiment: str, name: str, *, live: bool = True, folder: Path | No
     Args:
         experiment: made if it is new.
         name: says what is being done; a run that exists already keeps its name.
-        live: something is being computed, so this machine is recorded, and its load while the block runs.
-        folder: of an interrupted training, whose run is opened again; the run's id is kept in it.
+        folder: where the training keeps what it needs to go on after an interruption. The journal lies there too, and
+            the run that it names is gone on with. When the block ends well, the folder may be deleted.
+        tags: what only the caller knows, such as `provenance.PRECISION`.
+        root: a checkout that the run is replayed from. Without one something is being computed here: this machine is
+            recorded, and its load while the block runs; and nothing fails, or waits long, if the store goes away.
 
     Raises:
         TenfoldError: the store cannot be used, or `MLFLOW_RUN_ID` names no run, or the run of another model.
@@ -76,47 +125,114 @@ def open_run(experiment: str, name: str, *, live: bool = True, folder: Path | No
     if _rank() > 0:
         yield Run("")
         return
-    outer = outer_run() if experiment == TRAINING else None
-    if outer is not None and MODEL in outer.data.tags:
+    file = (folder / journal.NAME) if folder else journal.folder() / f"{uuid.uuid4().hex}.jsonl"
+    book = None if root else Journal(file)
+    with store.answering():
+        outer = outer_run() if experiment == TRAINING else None
+        known = provenance.source_tags(root or Path()) | (provenance.machine_tags() if book else {}) | dict(tags or {})
+        run = Run(_enter(experiment, name, outer, book, known), book)
+        tidy(but=file)
+    try:
+        with _sigterm_raises(), _system_metrics(book) if book else nullcontext():
+            yield run
+    except BaseException as error:
+        _end(run, outer, error, keep=folder is not None)
+        raise
+    _end(run, outer)
+
+
+def _enter(experiment: str, name: str, outer: MlflowRun | None, book: Journal | None, tags: dict[str, str]) -> str:
+    """The id of the outer run, of the one that the journal names, or of a new one; with tags, and RUNNING."""
+    client = store.client()
+    process = provenance.process(outer.info.run_id if outer else "")
+    earlier = _journaled(book) if book else None
+    run = outer or earlier
+    if outer and MODEL in outer.data.tags and not (earlier and earlier.info.run_id == outer.info.run_id):
         raise TenfoldError(
             f"MLFLOW_RUN_ID: {outer.info.run_id} is the run of a model trained before, and each training "
             "has a run of its own. Unset the variable."
         )
-    tags = provenance.source_tags(Path()) | (provenance.machine_tags() if live else {})
-    note = folder / "run.json" if folder else None
-    if outer is None and (again := _reopened(note)):
-        run_id = again
-    elif outer is None:
-        created = store.client().create_run(store.experiment(experiment), run_name=name, tags=tags)
-        run_id = str(created.info.run_id)
-        if note:
-            with paths.writing(note) as file:
-                file.write_text(json.dumps({"run_id": run_id}), encoding="utf-8")
-    else:
-        run_id = str(outer.info.run_id)
-        set_tags(run_id, {name: value for name, value in tags.items() if name not in outer.data.tags})
-    try:
-        with _sigterm_raises(), _system_metrics(run_id) if live else nullcontext():
-            yield Run(run_id)
-    except BaseException as error:
-        _end(run_id, error)
-        raise
-    if outer is None:
-        _end(run_id)
+    if book:
+        book.open(process=process, uri=store.tracking_uri(), experiment=experiment, name=name)
+    if run is None:
+        run = client.create_run(store.experiment(experiment), run_name=name, tags={PROCESS: process})
+    run_id, there = str(run.info.run_id), run.data.tags
+    store.set_tags(run_id, {PROCESS: process})
+    if book:
+        book.feed(run_id)
+        book.start()
+    if earlier and earlier.info.run_id == run_id:
+        tags |= {RESUMED: str(int(there.get(RESUMED, 0)) + 1)}
+        client.update_run(run_id, "RUNNING")
+        if ERROR in there:
+            client.delete_tag(run_id, ERROR)
+    fresh = {key: value for key, value in tags.items() if key not in there or key == RESUMED}
+    Run(run_id, book).tag(fresh)
+    if fresh.get(provenance.DIRTY) == "true":
+        client.log_text(run_id, provenance.changes(Path()), "source/changes.diff")
+    return run_id
 
 
-def _reopened(note: Path | None) -> str | None:
-    """The run that a note in a resume folder names, RUNNING again; None when there is no such run."""
+def _journaled(book: Journal) -> MlflowRun | None:
+    """The run that a journal belongs to, if the store still has it."""
+    opened = journal.opened(book.file)
+    if not book.run_id and opened:  # killed between the making of the run and the noting of its id
+        found = find([store.experiment(opened["experiment"])], PROCESS, opened["process"])
+        return store.client().get_run(found) if found else None
+    return get_run(book.run_id) if book.run_id else None
+
+
+def get_run(run_id: str) -> MlflowRun | None:
+    """A run, if the store has it and it is not deleted."""
     from mlflow.exceptions import MlflowException
 
     try:
-        run_id = str(json.loads(note.read_text(encoding="utf-8"))["run_id"]) if note else ""
-        if not run_id or store.client().get_run(run_id).info.lifecycle_stage == "deleted":
+        run = store.client().get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
-    except (OSError, ValueError, KeyError, MlflowException):
-        return None
-    store.client().update_run(run_id, status="RUNNING")
-    return run_id
+        raise
+    return run if run.info.lifecycle_stage == "active" else None
+
+
+def tidy(but: Path | None = None) -> None:
+    """Send what earlier processes could not, and mark as KILLED what they left RUNNING.
+
+    Args:
+        but: the journal of a run that is going on.
+    """
+    for file in sorted(journal.folder().parent.rglob("*.jsonl")):
+        try:
+            if file != but:
+                _deliver(file)
+        except Exception as error:  # it stays, and hinders nobody
+            warnings.warn(f"{file}: could not be sent to MLflow: {store.reason(error)}", stacklevel=2)
+    client = store.client()
+    experiments = [found.experiment_id for found in client.search_experiments()]
+    for run in client.search_runs(experiments, "attributes.status = 'RUNNING'"):
+        if provenance.is_gone(run.data.tags.get(PROCESS, "")):
+            store.set_tags(run.info.run_id, {ERROR: "its process is gone: SIGKILL, or the machine went off"})
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
+def _deliver(file: Path) -> None:
+    """Send what is left of a journal that nobody writes; to a new run if its own has gone from the store."""
+    facts = journal.opened(file)
+    if not facts or (facts["process"] and not provenance.is_gone(facts["process"])):
+        return
+    book = Journal(file)
+    run = _journaled(book)
+    if run is None and facts["uri"] != store.tracking_uri():
+        return  # of another store
+    in_resume_folder = file.parent != journal.folder()
+    if run is None and in_resume_folder:
+        return  # the training makes a new one when it goes on
+    if run is None:
+        run = store.client().create_run(store.experiment(facts["experiment"]), run_name=facts["name"])
+    book.feed(str(run.info.run_id))
+    book.send_all()
+    if not in_resume_folder:
+        file.unlink(missing_ok=True)
 
 
 def find_run(model_sha256: str) -> str | None:
@@ -125,16 +241,17 @@ def find_run(model_sha256: str) -> str | None:
     if outer is not None and outer.data.tags.get(MODEL) == model_sha256:
         return str(outer.info.run_id)
     experiments = [found.experiment_id for found in store.client().search_experiments()]
-    return _newest(experiments, MODEL, model_sha256)
+    return find(experiments, MODEL, model_sha256)
 
 
 def find_tune_run(tune_sha256: str) -> str | None:
     """The id of the newest run of the tune stage that wrote that `tune.json`."""
     found = store.client().get_experiment_by_name(TUNING)
-    return _newest([found.experiment_id], TUNE, tune_sha256) if found else None
+    return find([found.experiment_id], TUNE, tune_sha256) if found else None
 
 
-def _newest(experiments: list[str], tag: str, value: str) -> str | None:
+def find(experiments: list[str], tag: str, value: str) -> str | None:
+    """The id of the newest run there with that tag."""
     found = store.client().search_runs(
         experiments, f"tags.`{tag}` = '{value}'", max_results=1, order_by=["attributes.start_time DESC"]
     )
@@ -147,36 +264,13 @@ def outer_run() -> MlflowRun | None:
     Raises:
         TenfoldError: `MLFLOW_RUN_ID` names a run that the store does not have.
     """
-    from mlflow.exceptions import MlflowException
-
     run_id = os.environ.get("MLFLOW_RUN_ID")
     if not run_id:
         return None
-    try:
-        run = store.client().get_run(run_id)
-    except MlflowException as error:
-        raise TenfoldError(f"MLFLOW_RUN_ID: {run_id}: {error.message} Unset the variable.") from None
-    if run.info.lifecycle_stage == "deleted":
-        raise TenfoldError(f"MLFLOW_RUN_ID: run {run_id} was deleted. Unset the variable.")
+    run = get_run(run_id)
+    if run is None:
+        raise TenfoldError(f"MLFLOW_RUN_ID: the store has no run {run_id}, or it was deleted. Unset the variable.")
     return run
-
-
-def set_tags(run_id: str, tags: Mapping[str, str]) -> None:
-    """Set tags; long values are cut to what MLflow takes."""
-    from mlflow.entities import RunTag
-
-    store.client().log_batch(run_id, tags=[RunTag(key, value[:LONGEST_TAG]) for key, value in tags.items()])
-
-
-def log_points(run_id: str, points: Sequence[Metric]) -> None:
-    """Send points of curves; one that the run has already (key, value, time and step) is not doubled."""
-    for start in range(0, len(points), METRICS_PER_BATCH):
-        store.client().log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
-
-
-def now_ms() -> int:
-    """MLflow's clock."""
-    return time.time_ns() // 1_000_000
 
 
 def file_sha256(path: Path) -> str:
@@ -194,17 +288,27 @@ def file_sha256(path: Path) -> str:
         ) from None
 
 
-def _end(run_id: str, error: BaseException | None = None) -> None:
+def _end(run: Run, outer: MlflowRun | None, error: BaseException | None = None, keep: bool = False) -> None:
     """End a run. A store that fails now must neither hide the error of the block nor undo its work."""
     error = _reason(error)
     killed = isinstance(error, KeyboardInterrupt | Terminated)
-    status = "KILLED" if killed else "FAILED" if error else "FINISHED"
+    status = "KILLED" if killed else "FAILED" if error else "" if outer else "FINISHED"
+    why = f"{type(error).__name__}: {error}".removesuffix(": ") if error else ""
+    if run.journal:
+        if status:
+            run.journal.end(status, why)
+        if not run.journal.close(KILLED_WAIT_S if killed else None, keep and error is not None):
+            warnings.warn(
+                f"MLflow did not get everything of run {run.id}. `tenfold sync` sends the rest: {run.journal.file}",
+                stacklevel=2,
+            )
+        return
     try:
-        if error is not None:
-            set_tags(run_id, {ERROR: f"{type(error).__name__}: {error}".removesuffix(": ")})
-        store.client().set_terminated(run_id, status)
+        store.set_tags(run.id, {ERROR: why} if why else {})
+        if status:
+            store.client().set_terminated(run.id, status)
     except Exception as failure:
-        warnings.warn(f"MLflow run {run_id} could not be marked {status}: {failure}", stacklevel=2)
+        warnings.warn(f"MLflow run {run.id} could not be marked {status}: {failure}", stacklevel=2)
 
 
 def _reason(error: BaseException | None) -> BaseException | None:
@@ -246,15 +350,31 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def _system_metrics(run_id: str) -> Iterator[Any]:
+def _system_metrics(book: Journal) -> Iterator[None]:
+    """Sample the load of this machine. Only the meters are MLflow's: its own loop ends when the store is away."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    monitor: Any = SystemMetricsMonitor(run_id, sampling_interval=SAMPLING_S, resume_logging=True)
-    monitor.start()
+    meters: Any = SystemMetricsMonitor("", tracking_uri=store.tracking_uri())
+    first = 1 + max((step for key, step in book.last_steps.items() if key.startswith("system/")), default=-1)
+    ended = threading.Event()
+
+    def sample() -> None:
+        for step in itertools.count(first):
+            last = ended.wait(SAMPLING_S)
+            meters.collect_metrics()
+            book.add_metrics({f"system/{key}": value for key, value in meters.aggregate_metrics().items()}, step)
+            for meter in meters.monitors:
+                meter.clear_metrics()
+            if last:
+                return
+
+    thread = threading.Thread(target=sample, name="tenfold-system-metrics", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        monitor.finish()
+        ended.set()
+        thread.join(1.0)
 
 
 def _rank() -> int:

@@ -10,15 +10,18 @@ import sqlite3
 import tempfile
 import urllib.error
 import urllib.request
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from tenfold import paths
 from tenfold.errors import TenfoldError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
@@ -28,17 +31,37 @@ BUSY_S = 30.0
 """How long a database may be locked by other writers (one sets it up, say) before it counts as unusable."""
 ANSWER_S = 10.0
 """How long a server may take to answer."""
+DEFAULTS = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3"}
+"""MLflow's own settings, where the user has set none: its 7 retries keep a process hanging for minutes."""
+METRICS_PER_BATCH, LONGEST_TAG = 1000, 5000
+"""MLflow's limits (of a tag, in characters: that of its oldest databases)."""
+ADDRESSES = {
+    "experiments": "artifact_location",
+    "runs": "artifact_uri",
+    "logged_models": "artifact_location",
+    "model_versions": "storage_location",
+}
+"""Table and column of MLflow's database where absolute addresses of artifacts stand."""
+
+
+class StoreError(TenfoldError):
+    """The store is away, or refuses something."""
 
 
 def tracking_uri() -> str:
     """The store's URI: `MLFLOW_TRACKING_URI`, else `mlflow.db` in the main checkout.
 
     A relative SQLite path in the variable hangs on the main checkout too: `mlflow run` and DVC's temporary
-    experiments have other working directories.
+    experiments have other working directories. And `mlflow run` writes the path of its database with `%20` for a space,
+    which MLflow itself does not read as one.
     """
     uri = os.environ.get(VARIABLE) or f"sqlite:///{DATABASE}"
     match = SQLITE.fullmatch(uri)
-    return f"sqlite:///{paths.home() / match['file']}{match['options']}" if match else uri
+    if not match:
+        return uri
+    file = paths.home() / match["file"]
+    plain = Path(unquote(str(file)))
+    return f"sqlite:///{plain if plain.exists() and not file.exists() else file}{match['options']}"
 
 
 def _database_file(uri: str) -> Path | None:
@@ -83,8 +106,8 @@ def _check_database(file: Path) -> None:
             finally:
                 connection.close()
     except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TenfoldError(f"{file}: the MLflow store cannot be written ({reason}). {advice}.") from None
+        why = getattr(error, "strerror", None) or error
+        raise TenfoldError(f"{file}: the MLflow store cannot be written ({why}). {advice}.") from None
 
 
 def _check_server(uri: str) -> None:
@@ -94,11 +117,11 @@ def _check_server(uri: str) -> None:
     except urllib.error.HTTPError as error:
         if error.code < 500:  # it is there; whether we may write, only writing tells
             return
-        reason: object = error
+        why: object = error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
+        why = getattr(error, "reason", None) or error
     raise TenfoldError(
-        f"{VARIABLE}: no MLflow server answers at {uri} ({reason}). "
+        f"{VARIABLE}: no MLflow server answers at {uri} ({why}). "
         f"Start it, correct the variable, or unset it to use {DATABASE} in the project."
     )
 
@@ -119,22 +142,96 @@ def client() -> MlflowClient:
 @functools.lru_cache
 def _open(uri: str) -> MlflowClient:
     import mlflow
-    from filelock import FileLock
 
     check()
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     if not os.environ.get("MLFLOW_LOGGING_LEVEL"):
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-    file = _database_file(uri)
-    # MLflow's own set-up of a new database cannot stand a second process
-    with FileLock(f"{file}.lock") if file else nullcontext():
+    with lock():  # MLflow's own set-up of a new database cannot stand a second process
         try:
-            return mlflow.MlflowClient(uri)
+            opened = mlflow.MlflowClient(uri)
+            if file := _database_file(uri):
+                _follow_a_move(file)
         except Exception as error:  # SQLAlchemy and MLflow each raise their own
-            reason = str(error).strip().splitlines()[0]
-            raise TenfoldError(
-                f"{uri}: the MLflow store cannot be opened ({reason}). {VARIABLE} names another."
+            raise StoreError(
+                f"{_shown(uri)}: the MLflow store cannot be opened ({reason(error)}). {VARIABLE} names another."
             ) from error
+    return opened
+
+
+def lock() -> AbstractContextManager[object]:
+    """Of the processes that use one SQLite store, one at a time; a server takes care of itself."""
+    from filelock import FileLock
+
+    file = _database_file(tracking_uri())
+    return FileLock(f"{file}.lock", is_singleton=True) if file else nullcontext()
+
+
+def _follow_a_move(database: Path) -> None:
+    """Artifacts lie beside the database, and MLflow knows them by absolute paths: mend these after a move or a copy.
+
+    A copy of the database alone goes on showing the artifacts where they are.
+    """
+    here = database.parent / ARTIFACTS
+    with closing(sqlite3.connect(database, timeout=BUSY_S)) as connection, connection:
+        for name, location in connection.execute("SELECT name, artifact_location FROM experiments").fetchall():
+            old = Path(location or "").parent
+            if (
+                str(old / name) == location
+                and old.name == ARTIFACTS
+                and old != here
+                and (here.is_dir() or not old.is_dir())
+            ):
+                for table, column in ADDRESSES.items():
+                    connection.execute(
+                        f"UPDATE {table} SET {column} = replace({column}, ?, ?) WHERE instr({column}, ?)",
+                        (f"{old}/", f"{here}/", f"{old}/"),
+                    )
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Turn what MLflow and the network raise in the block into one error with a message. Decorates functions as well.
+
+    Raises:
+        StoreError: the store did not do what was asked for.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except FileNotFoundError:  # a file of the checkout
+        raise
+    except (MlflowException, OSError) as error:
+        raise StoreError(
+            f"{_shown(tracking_uri())}: the MLflow store does not answer, or refuses ({reason(error)}). "
+            "When it is there again: dvc repro"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _shown(uri: str) -> str:
+    """A URI without the password in it."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:…@", uri)
+
+
+def set_tags(run_id: str, tags: Mapping[str, str]) -> None:
+    """Set tags; long values are cut to what MLflow takes."""
+    from mlflow.entities import RunTag
+
+    if tags:
+        client().log_batch(run_id, tags=[RunTag(key, value[:LONGEST_TAG]) for key, value in tags.items()])
+
+
+def log_points(run_id: str, points: Sequence[Metric]) -> None:
+    """Send points of curves; one that the run has already (key, value, time and step) is not doubled."""
+    for start in range(0, len(points), METRICS_PER_BATCH):
+        client().log_batch(run_id, metrics=points[start : start + METRICS_PER_BATCH])
 
 
 def experiment(name: str) -> str:

@@ -7,6 +7,7 @@ cache. It is then replayed from the files, by the same functions that record a t
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.tracking import provenance, records, registry, runs, store
+from tenfold.tracking.runs import Run
 
 LOCK = Path("dvc.lock")
 FILES = (
@@ -26,28 +28,33 @@ FILES = (
 NOTE = "rebuilt from the files; durations, throughput, system metrics and the machine of the training cannot be"
 
 
+@store.answering()
 def run_of(root: Path) -> str:
-    """The id of the run of `models/best.ckpt`; its part of training is replayed if there is no such run.
+    """The id of the run of `models/best.ckpt`; it is replayed if there is no such run, and completed if need be.
 
     Under `mlflow run` it is the outer run, which is filled if the training was not done now.
 
     Raises:
         TenfoldError: there is no model; or it would be replayed, and its settings are not known.
     """
-    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
-    found = runs.find_run(model)
+    found = runs.find_run(runs.file_sha256(root / paths.BEST_CHECKPOINT))
     outer = runs.outer_run()
-    if found and (outer is None or found == outer.info.run_id):
+    complete = found and store.client().get_run(found).data.tags.get(runs.RECORD) == runs.WHOLE
+    if found and complete and (outer is None or found == outer.info.run_id):
         return found
     params = _settings(root)
+    if found and not outer:
+        _replay(found, root, params)
+        return found
     title = f"{params.data.dataset} {params.model.network} {params.train.max_epochs} epochs"
-    with runs.open_run(runs.TRAINING, title, live=False) as run:
-        _replay_training(run.id, root, params)
+    with runs.open_run(runs.TRAINING, title, root=root) as run:
+        _replay(run.id, root, params)
     return run.id
 
 
+@store.answering()
 def sync(root: Path, run_id: str | None = None) -> str:
-    """Add to the run of `models/best.ckpt` what it lacks of what is in the files.
+    """Send what earlier processes could not, and add to the run of `models/best.ckpt` what it lacks of the files.
 
     Calling it again changes nothing. Files of a later stage that do not belong to this checkpoint, as `dvc.lock`
     tells, are left out with a message.
@@ -62,30 +69,47 @@ def sync(root: Path, run_id: str | None = None) -> str:
     Raises:
         TenfoldError: checkpoint and settings do not belong together, or the run is that of another model.
     """
+    runs.tidy()
     params = _settings(root)
     run_id = run_id or run_of(root)
-    _replay_training(run_id, root, params)
-    if not _usable(root, "evaluate", paths.METRICS, params):
-        return run_id
-    records.record_evaluation(run_id, root)
-    if _usable(root, "export", paths.ONNX_MODEL, params):
+    _replay(run_id, root, params)
+    if _usable(root, "evaluate", paths.METRICS, params) and _usable(root, "export", paths.ONNX_MODEL, params):
         version = records.record_model(run_id, root, params)
         if registry.DECISION not in version.tags:
             registry.promote(version, params.export)
     return run_id
 
 
-def _replay_training(run_id: str, root: Path, params: Params) -> None:
+def _replay(run_id: str, root: Path, params: Params) -> None:
+    """Add what a run lacks of tuning, training and evaluation."""
     tags = store.client().get_run(run_id).data.tags
     model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
     if tags.get(runs.MODEL, model) != model:
         raise TenfoldError(f"MLflow run {run_id} is that of another model than {paths.BEST_CHECKPOINT}")
-    if runs.MODEL not in tags:
-        settings = runs.file_sha256(root / paths.PARAMS)
-        runs.set_tags(run_id, {runs.REPLAYED: NOTE, provenance.PARAMS: settings})
-    records.record_settings(run_id, params)
-    records.record_dataset(run_id, root)
-    records.record_training(run_id, root)
+    _replay_tuning(root, params)
+    if runs.MODEL not in tags or not records.holds(run_id, "checkpoint"):
+        store.set_tags(run_id, _replayed(root))
+    records.record_training(Run(run_id), root, params)
+    if _usable(root, "evaluate", paths.METRICS, params):
+        records.record_evaluation(run_id, root)
+
+
+def _replay_tuning(root: Path, params: Params) -> None:
+    """Make the run of the tune stage, if something was searched for and there is none."""
+    found = json.loads((root / paths.TUNE_RESULT).read_text(encoding="utf-8"))
+    run_id = runs.find_tune_run(runs.file_sha256(root / paths.TUNE_RESULT))
+    if all(value["source"] == "params" for value in found.values()) or (run_id and records.holds(run_id, "tune")):
+        return
+    if run_id:
+        records.record_tuning(Run(run_id), root, params)
+        return
+    with runs.open_run(runs.TUNING, f"{params.data.dataset} {params.model.network}", root=root) as run:
+        run.tag(_replayed(root))
+        records.record_tuning(run, root, params)
+
+
+def _replayed(root: Path) -> dict[str, str]:
+    return {runs.REPLAYED: NOTE, provenance.PARAMS: runs.file_sha256(root / paths.PARAMS)}
 
 
 def _settings(root: Path) -> Params:
