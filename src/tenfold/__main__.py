@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
@@ -170,6 +171,18 @@ def main() -> None:
     except TenfoldError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except SystemExit as end:
+        if end.code:
+            raise
+        _leave()
+
+
+def _leave() -> None:
+    """End at once. Python takes seconds to dismantle torch, and in those a kill would undo a finished stage."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -74,11 +74,14 @@ def resume_folder(params: Params) -> Iterator[Path]:
             f"{lock.lock_file}: another process is at this very training (same data, settings and code). "
             "Wait for it to end, or end it"
         ) from None
+    done = folder.with_suffix(".done")
     try:
+        shutil.rmtree(done, ignore_errors=True)
         _tell_of_others(folder)
         folder.mkdir(exist_ok=True)
         yield folder
-        shutil.rmtree(folder)
+        folder.replace(done)  # at once, so that a kill leaves no half of it
+        shutil.rmtree(done)
     finally:
         lock.release()
 
@@ -136,7 +139,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 def _tell_of_others(folder: Path) -> None:
     """Trainings of other settings are kept: they go on when their settings, data and code are back."""
-    others = [other for other in folder.parent.iterdir() if other.is_dir() and other != folder]
+    others = [other for other in folder.parent.iterdir() if other.is_dir() and not other.suffix and other != folder]
     if others:
         size = sum(file.stat().st_size for other in others for file in other.rglob("*") if file.is_file())
         print(
