@@ -227,7 +227,7 @@ def test_sync_rebuilds_a_lost_store(pipeline: Pipeline, tmp_path: Path) -> None:
         assert runs[0].data.metrics[name] == pytest.approx(original.data.metrics[name])
     assert runs[0].data.params == original.data.params
     assert "tenfold.replayed" in runs[0].data.tags
-    assert client.get_model_version_by_alias("tenfold-digits", "champion").version == "1"
+    assert str(client.get_model_version_by_alias("tenfold-digits", "champion").version) == "1"
 
 
 def free_port() -> int:
