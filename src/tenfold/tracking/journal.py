@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 NAME = "journal.jsonl"
-INTERVAL_S = 1.0
-"""Time between two sendings: what the pages of MLflow may be behind."""
+INTERVAL_S = 5.0
+"""Time between two sendings: what the pages of MLflow may be behind. Few large ones take less of the processor."""
 LONGEST_PAUSE_S = 30.0
 """Between two tries of a store that is away."""
 LAST_WAIT_S = 15.0
@@ -179,7 +179,7 @@ class Journal:
                     )
                 self._failing = True
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-                self._closing.wait(INTERVAL_S / 2)  # also where `flush` asks without a pause
+                self._closing.wait(min(INTERVAL_S, 0.5))  # also where `flush` asks without a pause
 
     def _send(self) -> bool:
         """Send a batch; whether there was one. What arrived before is not doubled by the store."""
