@@ -34,7 +34,7 @@ def test_new_clone_after_dvc_pull(pipeline: Pipeline, tmp_path: Path) -> None:
     client, there = clone.client(), origin.client()
     run, original = client.get_run(run_id), there.get_run(original_id)
     assert run.data.params == original.data.params
-    for name in ("train/loss", "val/acc", "test/acc", "lr"):
+    for name in ("train/loss", "val/acc", "test/acc"):
         curve = {point.step: point.value for point in client.get_metric_history(run_id, name)}
         known = {point.step: point.value for point in there.get_metric_history(original_id, name)}
         assert curve == pytest.approx(known, rel=1e-4, abs=1e-6)

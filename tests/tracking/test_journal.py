@@ -72,7 +72,7 @@ def go_on() -> str:
     with runs.open_run("tenfold", "a training", folder=FOLDER) as run:
         for step in range(20, 40):
             RunLogger(run).log_metrics({"train/loss": step / 2, "epoch": step // 10}, step)
-    assert not (FOLDER / journal.NAME).exists()
+    shutil.rmtree(FOLDER)
     return run.id
 
 
@@ -118,6 +118,14 @@ def test_training_ended_by_ctrl_c_goes_on(project: Path) -> None:
     assert run.info.status == "FINISHED"
     assert journal.ERROR not in run.data.tags
     assert curve(run.info.run_id) == expected(40)
+
+
+def test_kill_at_the_very_end_finds_the_run_again(project: Path) -> None:
+    with runs.open_run("tenfold", "a training", folder=FOLDER) as run:
+        RunLogger(run).log_metrics({"train/loss": 0}, 0)
+    assert go_on() == run.id
+    assert len(all_runs()) == 1
+    assert curve(run.id) == [(0, 0), *expected(40)[20:]]
 
 
 def test_run_that_went_missing_is_made_again_from_the_journal(run_id: str) -> None:
@@ -196,6 +204,7 @@ def test_what_could_not_be_sent_is_sent_by_sync(project: Path, params: Params, f
     with pytest.warns(UserWarning, match="`tenfold sync` sends the rest"):
         run = lose_the_store()
     store.client().restore_run(run.id)
+    shutil.rmtree(FOLDER, ignore_errors=True)
     (left,) = Path(".tenfold").rglob("*.jsonl")
     assert left.parent == Path(".tenfold/unsent")
 

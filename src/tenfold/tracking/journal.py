@@ -122,12 +122,13 @@ class Journal:
         """End the run: `FINISHED`, or `FAILED` or `KILLED` and why."""
         self._append({"end": status, "time": now_ms(), "why": why})
 
-    def close(self, wait_s: float | None = None, keep: bool = False) -> bool:
-        """End the sending; whether all was sent. If not, the journal is kept where `tidy` finds it.
+    def close(self, wait_s: float | None = None, done: bool = True) -> bool:
+        """End the sending; whether all was sent. If not, the journal is kept where `runs.tidy` finds it.
 
         Args:
             wait_s: how long to try; by default `LAST_WAIT_S`.
-            keep: the training is to go on some day: the journal stays where it is.
+            done: the training is over, so the resume folder goes. It takes the journal along, and not before: a kill in
+                between must find the run again.
         """
         sent = self.flush(wait_s)
         self._closing.set()
@@ -135,11 +136,12 @@ class Journal:
         self._thread.join(1.0 if sent else 0.1)  # it may hang on a store; then it dies with the process
         self._append({"closed": True})
         self._make_safe()
-        if sent and not keep:
-            self.file.unlink(missing_ok=True)
-        elif not keep and self.file.parent != folder():
+        if self.file.parent == folder():
+            if sent:
+                self.file.unlink(missing_ok=True)
+        elif done and not sent:
             folder().mkdir(parents=True, exist_ok=True)
-            self.file = Path(shutil.move(self.file, folder() / f"{self.run_id}.jsonl"))
+            self.file = Path(shutil.copy(self.file, folder() / f"{self.run_id}.jsonl"))
         return sent
 
     def send_all(self) -> None:

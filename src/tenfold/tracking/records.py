@@ -157,6 +157,8 @@ def _missing_points(run_id: str, history: Path, time_ms: int) -> list[Metric]:
         if name in {"epoch", "step"}:
             continue
         there = {point.step for point in store.client().get_metric_history(run_id, name)}
+        if name == "lr" and there:  # while training it is logged every few steps, and not at the ends of epochs
+            continue
         # history.csv counts the optimizer steps done; a logger gets the number of the last one, from 0
         steps = {int(row["step"]) - 1: row[name] for row in rows if row[name]}
         points += [Metric(name, float(value), time_ms, at) for at, value in steps.items() if at not in there]

@@ -136,7 +136,7 @@ def open_run(
         with _sigterm_raises(), _system_metrics(book) if book else nullcontext():
             yield run
     except BaseException as error:
-        _end(run, outer, error, keep=folder is not None)
+        _end(run, outer, error)
         raise
     _end(run, outer)
 
@@ -288,7 +288,7 @@ def file_sha256(path: Path) -> str:
         ) from None
 
 
-def _end(run: Run, outer: MlflowRun | None, error: BaseException | None = None, keep: bool = False) -> None:
+def _end(run: Run, outer: MlflowRun | None, error: BaseException | None = None) -> None:
     """End a run. A store that fails now must neither hide the error of the block nor undo its work."""
     error = _reason(error)
     killed = isinstance(error, KeyboardInterrupt | Terminated)
@@ -297,7 +297,7 @@ def _end(run: Run, outer: MlflowRun | None, error: BaseException | None = None, 
     if run.journal:
         if status:
             run.journal.end(status, why)
-        if not run.journal.close(KILLED_WAIT_S if killed else None, keep and error is not None):
+        if not run.journal.close(KILLED_WAIT_S if killed else None, done=error is None):
             warnings.warn(
                 f"MLflow did not get everything of run {run.id}. `tenfold sync` sends the rest: {run.journal.file}",
                 stacklevel=2,
