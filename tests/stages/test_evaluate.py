@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 SPEC = NetworkSpec("article", 4, 0.5, 1, (12, 12), ("ant", "bee", "cat"), (0.5,), (0.3,))
 COUNTS = {"train": 50, "val": 20, "test": 33}
 FILES = [
-    "calibration.png", "confusion.csv", "confusion.png", "mistakes.png", "per_class.csv", "per_class.png",
+    "calibration.png", "confusion.csv", "confusion.png", "curves.png", "mistakes.png", "per_class.csv", "per_class.png",
     "predictions.csv", "summary.json",
 ]  # fmt: skip
 
