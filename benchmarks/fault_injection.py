@@ -110,22 +110,39 @@ def untrained(checkout: Checkout) -> Iterator[None]:
         aside.rename(cache)
 
 
-def strike(checkout: Checkout, moment: float) -> Outcome:
-    """Train, kill the stage so many seconds after it began, and repeat."""
+def strike(checkout: Checkout, line: str, delay: float) -> Outcome:
+    """Train, kill the stage so many seconds after it has printed a line (empty: has begun), and repeat."""
     before = set(checkout.runs("tenfold"))
     started = Started(checkout, *REPRO)
     stage = started.wait_for_stage()
+    started.wait_for(line)
     try:
-        stage.wait(moment)
+        stage.wait(delay)
         killed = "not: it had ended"
     except psutil.TimeoutExpired:
         stage.kill()
-        lines = [line for line in started.output().splitlines() if line.startswith("train:")]
-        killed = " ".join(lines[-1].split()[1:3]) if lines else "before epoch 1 was done"
+        lines = [line for line in started.output().splitlines() if line.startswith("train: epoch")]
+        killed = f"after {' '.join(lines[-1].split()[1:3])}" if lines else "before epoch 1 was done"
     started.process.wait(PATIENCE_S)
     resumed = re.search("resuming after (.*)", checkout.run(*REPRO))
     new = set(checkout.runs("tenfold")) - before
     return Outcome(killed, resumed[1] if resumed else "", sha256(checkout), len(new))
+
+
+def milestones(checkout: Checkout) -> list[tuple[str, float]]:
+    """What an uninterrupted stage prints at the end of each epoch, after its beginning (empty), and when, in seconds.
+
+    The last one is its end.
+    """
+    started = Started(checkout, *REPRO)
+    stage = started.wait_for_stage()
+    begun, seen = time.monotonic(), [("", 0.0)]
+    while stage.is_running() and stage.status() != psutil.STATUS_ZOMBIE:
+        lines = re.findall("train: (epoch .*?) ", started.output())
+        seen += [(line, time.monotonic() - begun) for line in lines[len(seen) - 1 :]]
+        time.sleep(0.02)
+    started.process.wait(PATIENCE_S)
+    return [*seen, ("", time.monotonic() - begun)]
 
 
 def main() -> None:
@@ -143,28 +160,24 @@ def main() -> None:
         commit(checkout, "Settings")
         checkout.run("dvc", "repro", "train")
         with untrained(checkout):
-            started = Started(checkout, *REPRO)
-            stage = started.wait_for_stage()
-            begun = time.monotonic()
-            stage.wait(PATIENCE_S)
-            duration = time.monotonic() - begun
-            started.process.wait(PATIENCE_S)
+            marks = milestones(checkout)
         expected = sha256(checkout)
         threads = torch.get_num_threads()
         print(f"{platform.machine()}, {os.cpu_count()} cores, {threads} threads, torch {torch.__version__}")
         print(f"{options.dataset}, shipped settings, n = {options.kills} kills (SIGKILL), seed {options.seed}")
-        print(f"The uninterrupted stage takes {duration:.1f} s and gives {expected[:16]}…")
-        print(f"{'kill at':>8}  {'last line':<24} {'resumed after':<14} {'weights':<9} {'new runs':>8}", flush=True)
-        moments = random.Random(options.seed)
+        print(f"The uninterrupted stage takes {marks[-1][1]:.1f} s and gives {expected[:16]}…")
+        print(f"{'':>4}  {'killed':<24} {'resumed after':<14} {'weights':<9} {'new runs':>8}", flush=True)
+        draw = random.Random(options.seed)
         wrong = 0
-        for _ in range(options.kills):
-            moment = moments.uniform(0, duration)
+        for number in range(1, options.kills + 1):
+            part = draw.randrange(len(marks) - 1)  # start-up, an epoch or the end, whatever their length
+            delay = draw.random() * (marks[part + 1][1] - marks[part][1])
             with untrained(checkout):
-                outcome = strike(checkout, moment)
+                outcome = strike(checkout, marks[part][0], delay)
             same = outcome.weights == expected
             wrong += not same or outcome.new_runs != 1
             print(
-                f"{moment:6.1f} s  {outcome.killed:<24} {outcome.resumed or '-':<14} "
+                f"{number:>4}  {outcome.killed:<24} {outcome.resumed or '-':<14} "
                 f"{'the same' if same else 'OTHER':<9} {outcome.new_runs:>8}",
                 flush=True,
             )
