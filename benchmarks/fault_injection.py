@@ -54,7 +54,8 @@ class Started:
         self.log = checkout.root.parent / f"{time.monotonic_ns()}.log"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                command,
+                # a shell has what it starts in the background ignore Ctrl+C, and so all that that starts
+                ["env", "--default-signal=INT", *command],
                 cwd=checkout.root,
                 env=clean_environment(),
                 stdout=file,
