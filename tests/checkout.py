@@ -105,7 +105,7 @@ def clone(target: Path) -> Checkout:
 def commit(checkout: Checkout, message: str) -> None:
     """Commit everything in a checkout."""
     author = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
-    checkout.run("git", *author, "commit", "-q", "--all", "--message", message)
+    checkout.run("git", *author, "commit", "-q", "--all", "--allow-empty", "--message", message)
 
 
 @dataclass(frozen=True)

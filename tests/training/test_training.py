@@ -120,8 +120,9 @@ def no_augmentation() -> object:
     return SHIPPED.train.augment.model_copy(update={"shift": 0.0, "rotate": 0.0, "scale": 0.0, "shear": 0.0})
 
 
-def test_gradient_clipping_bounds_the_gradient(stripes: Summary) -> None:
-    params = settings(gradient_clip_val=1e-3, max_epochs=1)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradient_clipping_bounds_the_gradient(stripes: Summary, precision: str) -> None:
+    params = settings(gradient_clip_val=1e-3, max_epochs=1, precision=precision)
     module, data = parts(params, stripes)
     norms: list[float] = []
     module.on_before_zero_grad = lambda optimizer: norms.append(  # type: ignore[method-assign]

@@ -84,7 +84,9 @@ class Classifier(Predictor):
 
     def configure_optimizers(self) -> Any:  # Lightning's own return type is a union of ten
         """The configured optimizer; the schedule moves once per optimizer step."""
-        optimizer = build_optimizer(self.network.parameters(), self.learning_rate, self.optimizer)
+        optimizer = build_optimizer(
+            self.network.parameters(), self.learning_rate, self.optimizer, fused=not self.trainer.gradient_clip_val
+        )
         if self.schedule is None:
             return optimizer
         steps = int(self.trainer.estimated_stepping_batches)

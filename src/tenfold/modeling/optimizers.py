@@ -12,8 +12,18 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler,
 from tenfold import params as settings
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer) -> Optimizer:
-    """The optimizer named in `train.optimizer`; weights of layers decay, biases and BatchNorm's vectors do not."""
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer, fused: bool = True
+) -> Optimizer:
+    """The optimizer named in `train.optimizer`; weights of layers decay, biases and BatchNorm's vectors do not.
+
+    Args:
+        parameters: of the network.
+        learning_rate: to begin with.
+        chosen: the settings.
+        fused: the whole step in one kernel, which is faster; Lightning cannot clip gradients of such under mixed
+            precision.
+    """
     everything = list(parameters)
     weights: list[dict[str, Any]] = [
         {"params": [parameter for parameter in everything if parameter.ndim > 1]},
@@ -23,14 +33,14 @@ def build_optimizer(parameters: Iterable[nn.Parameter], learning_rate: float, ch
     betas = (chosen.betas[0], chosen.betas[1])
     match chosen.name:
         case "adam":
-            return Adam(weights, learning_rate, betas=betas, weight_decay=decay, fused=True)
+            return Adam(weights, learning_rate, betas=betas, weight_decay=decay, fused=fused)
         case "adamw":
-            return AdamW(weights, learning_rate, betas=betas, weight_decay=decay, fused=True)
+            return AdamW(weights, learning_rate, betas=betas, weight_decay=decay, fused=fused)
         case "rmsprop":
             return RMSprop(weights, learning_rate, momentum=chosen.momentum, weight_decay=decay)
         case "sgd":
             nesterov = chosen.momentum > 0
-            return SGD(weights, learning_rate, chosen.momentum, weight_decay=decay, nesterov=nesterov, fused=True)
+            return SGD(weights, learning_rate, chosen.momentum, weight_decay=decay, nesterov=nesterov, fused=fused)
 
 
 def build_schedule(optimizer: Optimizer, learning_rate: float, chosen: settings.Schedule, steps: int) -> LRScheduler:

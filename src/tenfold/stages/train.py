@@ -77,7 +77,8 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
     )
     interrupted, data.first_epoch = resume.newest_checkpoint(folder)
     trainer.fit(classifier, datamodule=data, ckpt_path=interrupted)
-    write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
+    if trainer.is_global_zero:
+        write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
 
 
 def write_outs(classifier: Classifier, trainer: Trainer, history: History, best: str, training: dict[str, Any]) -> None:

@@ -37,7 +37,8 @@ class History(Checkpoint):
         }
         row |= {name: round(metrics[name].item(), 6) for name in COLUMNS[3:] if name in metrics}
         self.rows.append(row)
-        self._announce(row)
+        if trainer.is_global_zero:
+            self._announce(row)
 
     def state_dict(self) -> dict[str, Any]:
         """For checkpoints."""

@@ -13,6 +13,7 @@ def quieten() -> None:
         "overridden `on_after_batch_transfer`",  # on purpose
         "smaller than the logging interval",  # epochs are logged whole
         "exists and is not empty",  # checkpoints of a training that is resumed
+        "sync_dist=True",  # the metrics that are logged are of all ranks already
         "treespec, LeafSpec",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", message=f".*{message}")
