@@ -37,6 +37,7 @@ def run(params: Params) -> None:
     with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder, tags=tags) as tracked:
         records.record_inputs(tracked, Path(), params)
         fit(params, folder, RunLogger(tracked))
+        records.record_kept(tracked, folder)
         records.record_training(tracked, Path(), params)
 
 

@@ -110,6 +110,14 @@ def record_training(run: Run, root: Path, params: Params) -> None:
     _record_stage(run, root, params, identity, files)
 
 
+@runs.tolerant
+def record_kept(run: Run, folder: Path) -> None:
+    """Log what a training leaves beside its outs, and so cannot be replayed: kept checkpoints, a profiler's report."""
+    for pattern, place in (("*.ckpt", "checkpoint/kept"), ("*profile*", "profile")):
+        for file in sorted(folder.glob(pattern)):
+            store.client().log_artifact(run.id, str(file), place)
+
+
 def _record_stage(run: Run, root: Path, params: Params, identity: dict[str, str], files: Mapping[str, Path]) -> None:
     if run.journal:  # so that the run is found even if nothing else arrives
         run.tag(identity | {runs.RECORD: runs.PARTLY})
