@@ -49,3 +49,20 @@ def test_new_clone_after_dvc_pull(pipeline: Pipeline, tmp_path: Path) -> None:
     said = clone.tenfold("promote", status=1)
     assert "either the number of a version or --rollback" in said
     assert "no champion before version 1" in clone.tenfold("promote", "--rollback", status=1)
+
+
+def test_mlflow_runs_one_stage_in_a_new_clone(project: Checkout, tmp_path: Path) -> None:
+    """A clone has the lock of all stages, and the outs of none."""
+    project.run("git", "clone", "-q", ".", str(tmp_path / "clone"))
+    clone = Checkout(tmp_path / "clone")
+    lock = clone.read("dvc.lock")
+    for attempt in (1, 2):
+        clone.run(*["mlflow", "run", ".", "--env-manager", "local", "-e", "download", "--experiment-name", "one"])
+        runs = clone.runs("one")
+        assert len(runs) == attempt
+        assert clone.client().get_run(runs[0]).info.status == "FINISHED"
+        assert clone.read("dvc.lock") == lock
+    refused = clone.run(
+        *["mlflow", "run", ".", "--env-manager", "local", "-e", "download", "-P", "until=export"], status=None
+    )
+    assert "--until: given twice" in refused

@@ -51,3 +51,12 @@ def test_writing_leaves_nothing_half_written(tmp_path: Path) -> None:
         raise RuntimeError("power cut")
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    left, others = tmp_path / ".file.99999999.tmp", tmp_path / ".file.1.tmp"
+    left.mkdir()
+    others.touch()  # process 1 is always there
+    with paths.writing(tmp_path / "file") as temporary:
+        temporary.write_text("a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.1.tmp", "file"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,7 @@ def _stage(name: str) -> None:
     """Run a stage, after checking all settings, not only its own, and the store that later stages write to."""
     params = Params.load()
     store.check()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half-written is tidied up
     importlib.import_module(f"tenfold.stages.{name}").run(params)
 
 
@@ -143,12 +145,12 @@ def serve(
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
-        "help_option_names": ["--help"],
+        "help_option_names": [] if os.environ.get("MLFLOW_RUN_ID") else ["--help"],
     },
 )
 def repro(
     context: typer.Context,
-    until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+    until: Annotated[list[str] | None, typer.Option(help="Stop after this stage.")] = None,
 ) -> None:
     """Run the pipeline with other settings: `tenfold repro --max_epochs 3`.
 
@@ -159,7 +161,9 @@ def repro(
     """
     from tenfold.reproduce import reproduce
 
-    reproduce(context.args, until)
+    if until and len(until) > 1:
+        raise TenfoldError("--until: given twice; it is no setting")
+    reproduce(context.args, until[0] if until else None)
 
 
 def main() -> None:

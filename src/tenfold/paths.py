@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from tenfold.errors import TenfoldError
 
 PARAMS = Path("params.yaml")
-RECIPES = Path("recipes")
 RAW = Path("data/raw")
 SPLIT = Path("data/split")
 SUMMARY = SPLIT / "summary.json"
@@ -24,18 +25,17 @@ ONNX_MODEL = Path("models/model.onnx")
 
 
 def find_root(start: Path | None = None) -> Path:
-    """The nearest folder, from `start` (default: the working directory) upwards, that holds a pipeline.
+    """The nearest folder, from `start` (default: the working directory) upwards, that holds a pipeline (`dvc.yaml`).
 
     Raises:
-        TenfoldError: no folder on the way up holds both `dvc.yaml` and `params.yaml`.
+        TenfoldError: no folder on the way up does.
     """
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents):
-        if (folder / "dvc.yaml").is_file() and (folder / PARAMS).is_file():
+        if (folder / "dvc.yaml").is_file():
             return folder
     raise TenfoldError(
-        f"{start}: no Tenfold project here (no folder upwards holds dvc.yaml and params.yaml). "
-        "Change into a clone of the project."
+        f"{start}: no Tenfold project here (no folder upwards holds dvc.yaml). Change into a clone of the project."
     )
 
 
@@ -55,6 +55,9 @@ def writing(path: Path) -> Iterator[Path]:
     place of `path` when the block ends well and is deleted when it does not.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed
+        if not psutil.pid_exists(int(left.name.split(".")[-2])):
+            _delete(left)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     _delete(temporary)
     try:

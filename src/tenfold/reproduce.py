@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,10 @@ from dvc.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 """The `dvc` command; by itself it cannot write its configuration in a path that has letters beyond ASCII."""
+
+LOCK, CACHE = Path("dvc.lock"), Path(".dvc/cache/files/md5")
+BEFORE_TRAINING = ("download", "split", "tune")
+"""Stages after which there is no model yet, whose run could be filled."""
 
 
 def flat_names() -> dict[str, str]:
@@ -61,24 +68,29 @@ def parse_overrides(arguments: list[str]) -> dict[str, str]:
     return overrides
 
 
-def check_overrides(overrides: dict[str, str]) -> None:
+def check_overrides(overrides: dict[str, str]) -> dict[str, Any]:
     """Hold params.yaml with these values in it against the schema, before anything runs.
+
+    Returns:
+        The values, as YAML reads them.
 
     Raises:
         TenfoldError: as `Params.load` does.
     """
     yaml = YAML(typ="safe", pure=True)
     document: Any = yaml.load(paths.PARAMS.read_text(encoding="utf-8"))
+    values: dict[str, Any] = {}
     for key, value in overrides.items():
         section = document
         *parents, leaf = key.split(".")
         for parent in parents:
             section = section[parent]
         try:
-            section[leaf] = yaml.load(value)
+            section[leaf] = values[key] = yaml.load(value)
         except YAMLError:
             raise TenfoldError(f"{key}: {value!r} is not a YAML value") from None
     Params.check(document, "the settings given")
+    return values
 
 
 def reproduce(arguments: list[str], until: str | None) -> None:
@@ -91,18 +103,47 @@ def reproduce(arguments: list[str], until: str | None) -> None:
         TenfoldError: a setting is wrong, or the pipeline failed.
     """
     Params.load()
-    overrides = parse_overrides(arguments)
-    check_overrides(overrides)
+    values = check_overrides(parse_overrides(arguments))
     run_id = os.environ.get("MLFLOW_RUN_ID")
     name = f"mlflow-{run_id[:12]}" if run_id else None
     command = [sys.executable, "-c", DVC, "exp", "run", "--temp"]
     command += ["--name", name] if name else []
-    command += [part for key, value in overrides.items() for part in ("--set-param", f"{key}={value}")]
+    command += [part for key, value in values.items() for part in ("--set-param", f"{key}={json.dumps(value)}")]
     command += [until] if until else []
-    if subprocess.run(command, check=False).returncode != 0:
+    with _lock_of_what_is_there():
+        status = subprocess.run(command, check=False).returncode
+    if status != 0:
         raise TenfoldError("the pipeline failed; its message stands above. Nothing in the working tree has changed")
-    if run_id and name:
+    if run_id and name and until not in BEFORE_TRAINING:
         _fill(run_id, name)
+
+
+def _cached(md5: str) -> bool:
+    return (CACHE / md5[:2] / md5[2:]).exists()
+
+
+@contextmanager
+def _lock_of_what_is_there() -> Iterator[None]:
+    """Leave out of `dvc.lock`, for a while, stages whose outs are nowhere: of a new clone, that is all.
+
+    DVC cannot save an experiment whose lock names files that it does not have.
+    """
+    original = LOCK.read_bytes() if LOCK.is_file() else b""
+    lock: dict[str, Any] = YAML(typ="safe", pure=True).load(original) or {"stages": {}}
+    stages = {
+        name: stage
+        for name, stage in lock["stages"].items()
+        if all(Path(out["path"]).is_file() or _cached(out["md5"]) for out in stage["outs"])
+    }
+    if len(stages) == len(lock["stages"]):
+        yield
+        return
+    try:
+        with LOCK.open("wb") as file:
+            YAML(typ="safe", pure=True).dump(lock | {"stages": stages}, file)
+        yield
+    finally:
+        LOCK.write_bytes(original)
 
 
 def _fill(run_id: str, experiment: str) -> None:

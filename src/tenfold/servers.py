@@ -34,11 +34,26 @@ def serve_model(model_uri: str, host: str, port: int) -> NoReturn:
     """Become `mlflow models serve` for a model of the store, in the environment at hand.
 
     Raises:
-        TenfoldError: the port is taken.
+        TenfoldError: the port is taken, or there is no such model.
     """
     _check_port(host, port)
+    _check_alias(model_uri)
     print(f"{model_uri} on http://{host}:{port}/invocations (end with Ctrl+C)", flush=True)
     _become("models", "serve", "-m", model_uri, "--env-manager", "local", "--host", host, "--port", str(port))
+
+
+def _check_alias(model_uri: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    name, _, alias = model_uri.removeprefix("models:/").partition("@")
+    if not (model_uri.startswith("models:/") and alias):
+        return
+    try:
+        store.client().get_model_version_by_alias(name, alias)
+    except MlflowException as error:
+        raise TenfoldError(
+            f"{model_uri}: there is no such model in {store.tracking_uri()} ({error.message}). Make one: dvc repro"
+        ) from None
 
 
 def _check_port(host: str, port: int) -> None:

@@ -1,6 +1,9 @@
 from pathlib import Path
 
+import pytest
+
 from tenfold.data.summary import Summary
+from tenfold.errors import TenfoldError
 from tenfold.training.history import History, read
 from tests.training.test_training import fit, settings
 
@@ -29,3 +32,12 @@ def test_each_epoch_is_announced_with_all_its_values(stripes: Summary, tmp_path:
     assert announced == history.rows
     assert [list(row) for row in history.rows] == [list(ROWS[0])] * 2
     assert all(round(value, 6) == value for row in history.rows for value in list(row.values())[3:])
+
+
+def test_a_file_that_is_no_history_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    for content in (None, "junk", "epoch,step\n0,x\n"):
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(TenfoldError, match=r"history\.csv: is no history of a training .*dvc repro train"):
+            read(file)

@@ -39,10 +39,16 @@ def parts(
 
 
 def fit(
-    params: Params, summary: Summary, folder: Path, history: History | None = None, *watchers: Callback
+    params: Params,
+    summary: Summary,
+    folder: Path,
+    history: History | None = None,
+    *watchers: Callback,
+    learning_rate: float = 0.02,
 ) -> tuple[Classifier, History]:
     """Train as the train stage does, going on with what is in `folder`."""
     module, data = parts(params, summary)
+    module.learning_rate = learning_rate
     history = history or History()
     checkpoint, data.first_epoch = resume.newest_checkpoint(folder)
     trainer = tricks.build_trainer(
@@ -133,6 +139,36 @@ def test_gradient_clipping_bounds_the_gradient(stripes: Summary, precision: str)
     flags = tricks.training_flags(params.train)
     tricks.build_trainer(params.train, logger=False, enable_checkpointing=False, **flags).fit(module, data)
     assert max(norms) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_training_that_diverges_fails(stripes: Summary, tmp_path: Path) -> None:
+    params = settings(max_epochs=2, optimizer=SHIPPED.train.optimizer.model_copy(update={"name": "sgd"}))
+    with pytest.raises(TenfoldError, match=r"the training diverged: train/loss is .* Lower train\.learning_rate"):
+        fit(params, stripes, tmp_path, learning_rate=1e30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch_size", "message"),
+    [
+        ({}, 201, "train.batch_size: 201 is over the 200 training images"),
+        ({"accumulate_grad_batches": 11}, 20, "train.accumulate_grad_batches: 11 is over the 10 batches of an epoch"),
+        ({"num_nodes": 2}, 20, "train.num_nodes: 2 hosts, but nothing says where the first is"),
+    ],
+)
+def test_trainings_that_would_not_be_what_was_asked_for(
+    stripes: Summary, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], batch_size: int, message: str
+) -> None:
+    for variable in ("MASTER_ADDR", "SLURM_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    train = settings(**changes).train
+
+    def prepare() -> None:
+        tricks.check_steps(train, tricks.build_data(train, batch_size, 1))
+        tricks.build_trainer(train, **tricks.training_flags(train))
+
+    with pytest.raises(TenfoldError) as raised:
+        prepare()
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "sgd"])

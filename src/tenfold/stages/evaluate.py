@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from tenfold.params import Params
 from tenfold.report import evaluation, figures, tables
 from tenfold.report.measures import Measures, measure
 from tenfold.tracking import records, sync
+from tenfold.training import history
 from tenfold.training.quiet import quieten
 
 
@@ -53,8 +53,7 @@ def run(params: Params) -> None:
         tables.write_predictions(folder / "predictions.csv", measured["test"], summary.classes)
         tables.write_confusion(folder / "confusion.csv", measured["test"], summary.classes)
         draw(measured["test"], summary.classes, params.evaluate.mistakes, folder)
-        history = csv.DictReader(paths.HISTORY.read_text(encoding="utf-8").splitlines())
-        figures.save(figures.curves(list(history)), folder / "curves.png")
+        figures.save(figures.curves(history.read(paths.HISTORY)), folder / "curves.png")
         sums = {part: measures.summary() for part, measures in measured.items()}
         _write_json(folder / "summary.json", sums)
         _write_json(metrics, {part: {"loss": row["loss"], "acc": row["acc"]} for part, row in sums.items()})

@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
 
 from tenfold import paths
 from tenfold.data.summary import Summary
+from tenfold.errors import TenfoldError
 from tenfold.modeling import checkpoint
 from tenfold.modeling.module import Classifier
 from tenfold.modeling.predictor import Predictor
@@ -51,29 +52,21 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
         watchers: callbacks that look on, and shape nothing.
     """
     train = params.train
-    tuned = json.loads(paths.TUNE_RESULT.read_text(encoding="utf-8"))
-    learning_rate, batch_size = tuned["learning_rate"]["value"], tuned["batch_size"]["value"]
+    learning_rate, batch_size = _tuned()
 
     seed_everything(params.seed, verbose=False)
     data = tricks.build_data(train, batch_size, params.seed)
+    tricks.check_steps(train, data)
     classifier = build_classifier(params, Summary.load(), learning_rate, train.schedule)
     history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
     best, last = tricks.checkpointing(train, folder)
+    watching = [EpochSeed(params.seed), SpeedMonitor(), *tricks.stopping(train), resume.StayStopped(), *watchers]
     trainer = tricks.build_trainer(
         train,
         logger=logger or False,
         profiler=tricks.profiler(train, folder),
         plugins=[resume.CheckpointFiles()],
-        callbacks=[
-            EpochSeed(params.seed),
-            SpeedMonitor(),
-            *tricks.stopping(train),
-            resume.StayStopped(),
-            *watchers,
-            history,
-            best,
-            last,
-        ],
+        callbacks=[*watching, history, best, last],
         **tricks.training_flags(train),
     )
     interrupted, data.first_epoch = resume.newest_checkpoint(folder)
@@ -82,8 +75,18 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
         write_outs(classifier, trainer, history, best.best_model_path, _settings(params, learning_rate, batch_size))
 
 
+def _tuned() -> tuple[float, int]:
+    try:
+        tuned = json.loads(paths.TUNE_RESULT.read_text(encoding="utf-8"))
+        return float(tuned["learning_rate"]["value"]), int(tuned["batch_size"]["value"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TenfoldError(
+            f"{paths.TUNE_RESULT}: names no learning rate and batch size ({error}). Make it again: dvc repro -f tune"
+        ) from None
+
+
 def write_outs(classifier: Classifier, trainer: Trainer, history: History, best: str, training: dict[str, Any]) -> None:
-    """Write the best weights, the history, its picture and the summary of the network."""
+    """Write the best weights, the history and the summary of the network."""
     summary = str(ModelSummary(Predictor(classifier.network, classifier.spec), max_depth=-1))
     classifier.load_state_dict(torch.load(best, weights_only=True)["state_dict"])
     with paths.writing(paths.BEST_CHECKPOINT) as file:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
+
+from tenfold.errors import TenfoldError
 
 COLUMNS = ("epoch", "step", "lr", "train/loss", "train/acc", "val/loss", "val/acc")
 
@@ -35,6 +38,11 @@ class History(Checkpoint):
             "step": trainer.global_step,
             "lr": float(f"{metrics['lr'].item():.6g}"),
         }
+        if not math.isfinite(loss := metrics["train/loss"].item()):
+            raise TenfoldError(
+                f"the training diverged: train/loss is {loss} in epoch {trainer.current_epoch + 1}. "
+                "Lower train.learning_rate, or set train.gradient_clip_val"
+            )
         row |= {name: round(metrics[name].item(), 6) for name in COLUMNS[3:] if name in metrics}
         self.rows.append(row)
         if trainer.is_global_zero:
@@ -57,6 +65,18 @@ class History(Checkpoint):
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """The rows that `History.write` wrote."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    """The rows that `History.write` wrote.
+
+    Raises:
+        TenfoldError: the file is missing, or holds something else.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file)
+            rows = [{name: float(value) for name, value in row.items() if value} for row in table]
+        if tuple(table.fieldnames or ()) == COLUMNS:
+            return rows
+        problem = f"has the columns {table.fieldnames}"
+    except (OSError, ValueError, TypeError) as error:
+        problem = str(error)
+    raise TenfoldError(f"{path}: is no history of a training ({problem}). Make it again: dvc repro train")

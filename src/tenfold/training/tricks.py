@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +59,11 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
         TenfoldError: this machine has not the accelerator or the devices that are asked for.
     """
     quieten()
+    if flags.get("num_nodes", 1) > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & set(os.environ):
+        raise TenfoldError(
+            f"train.num_nodes: {train.num_nodes} hosts, but nothing says where the first is. Start the stage on each "
+            "host under torchrun or SLURM, or set it to 1"
+        )
     try:
         return Trainer(
             accelerator=train.accelerator,
@@ -75,6 +81,21 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
             f"train.accelerator: {train.accelerator!r} with train.devices: {train.devices!r} is not to be had on this "
             f"machine ({error}). Use 'auto' with 1"
         ) from None
+
+
+def check_steps(train: Train, data: ImageData) -> None:
+    """Refuse a training that would not be what its settings say.
+
+    Raises:
+        TenfoldError: a batch would be more than all images, or an optimizer step more than an epoch.
+    """
+    images = len(data.train_set)
+    if data.batch_size > images:
+        raise TenfoldError(f"train.batch_size: {data.batch_size} is over the {images} training images")
+    if train.accumulate_grad_batches > (batches := images // data.batch_size):
+        raise TenfoldError(
+            f"train.accumulate_grad_batches: {train.accumulate_grad_batches} is over the {batches} batches of an epoch"
+        )
 
 
 def training_flags(train: Train) -> dict[str, Any]:
