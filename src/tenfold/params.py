@@ -253,13 +253,14 @@ class Params(Section):
 
     def flat(self) -> dict[str, Any]:
         """Every setting under its dotted name: `{"train.optimizer.name": "adamw", …}`."""
-        return dict(_flatten(self.model_dump(mode="json")))
+        return dict(flatten(self.model_dump(mode="json")))
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested groups of settings as pairs of dotted name and value, in their order."""
     pairs: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        pairs += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        pairs += flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
     return pairs
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 
 from tenfold import paths
 from tenfold.errors import TenfoldError
-from tenfold.params import Params
+from tenfold.params import Params, flatten
 from tenfold.tracking import provenance, records, registry, runs, store
 from tenfold.tracking.runs import Run
 
@@ -141,7 +140,7 @@ def _mismatch(root: Path, stage: str, params: Params) -> str | None:
     stages = YAML(typ="safe", pure=True).load((root / LOCK).read_text(encoding="utf-8"))["stages"]
     entry = stages.get(stage, {})
     settings = params.flat()
-    for key, value in _dotted(entry.get("params", {}).get(paths.PARAMS.name, {})):
+    for key, value in flatten(entry.get("params", {}).get(paths.PARAMS.name, {})):
         if key in settings and settings[key] != value:
             return f"{paths.PARAMS}: {key} is {settings[key]!r}, but stage {stage} was run with {value!r}"
     made = {out["path"]: out.get("md5") for other in stages.values() for out in other.get("outs", [])}
@@ -151,13 +150,6 @@ def _mismatch(root: Path, stage: str, params: Params) -> str | None:
         if made.get(item["path"], md5) != md5 or (is_product and _md5(root / file) != md5):
             return f"{file}: is not the one that stage {stage} knows"
     return None
-
-
-def _dotted(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        pairs += _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return pairs
 
 
 def _md5(file: Path) -> str:
