@@ -10,11 +10,12 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tenfold import paths
+from tenfold.datasets import DATASETS, FOLDER
 from tenfold.errors import TenfoldError
 
 Auto = Literal["auto"]
@@ -33,10 +34,45 @@ class Section(BaseModel):
 class Data(Section):
     """Where the images come from."""
 
-    dataset: Literal["mnist", "digits"] = Field(
-        description="`mnist`: the four original files. `digits`: 1,797 real digits that scikit-learn ships, brought to "
-        "28×28; needs no network."
+    dataset: str = Field(
+        description="`mnist`, `fashion-mnist`, `kmnist`, `digits` (1,797 real digits that scikit-learn ships, brought "
+        "to 28×28; needs no network), `emnist-balanced`, `-byclass`, `-bymerge`, `-letters`, `-digits`, `-mnist`, or "
+        "`folder`: images of your own."
     )
+    folder: str = Field(
+        description="For `folder`: where the images lie, in one folder per class; or in `train/` and `test/`, each with "
+        "one folder per class. Shipped is a small example."
+    )
+    image_size: Auto | PositiveInt | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = Field(
+        description="For `folder`: side of the square that images are brought to, or [height, width]; `auto`: their "
+        "median shorter side, at most 64."
+    )
+    channels: Auto | Literal[1, 3] = Field(
+        description="For `folder`: 1 (grey) or 3 (colour); `auto`: 3 if any image has colour."
+    )
+    on_bad_file: Literal["fail", "skip"] = Field(
+        description="For `folder`: what to do with a file that is no readable image: stop, or leave it out and list it."
+    )
+    backend: Auto | Literal["memory", "mmap"] = Field(
+        description="Whether training reads the images into memory or maps them from the file; the weights are the "
+        "same. `auto`: into memory up to 1 GiB."
+    )
+
+    @field_validator("dataset")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in (allowed := [*DATASETS, FOLDER]):
+            near = difflib.get_close_matches(name, allowed, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"should be one of {', '.join(allowed)}{hint}")
+        return name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Data:
+        for key in ("image_size", "channels"):
+            if self.dataset != FOLDER and (found := getattr(self, key)) != "auto":
+                raise ValueError(f"{key} ({found}) is for dataset: folder; {self.dataset} has its own: set it to auto")
+        return self
 
 
 class Split(Section):
@@ -51,6 +87,24 @@ class Split(Section):
     test_size: Auto | PositiveInt = Field(
         description="Number of test images; `auto` is the official test set, or a seventh of a data set that has none."
     )
+    folds: Annotated[int, Field(ge=2)] | None = Field(
+        description="For cross-validation: in how many parts the images that are not test are divided; null: not."
+    )
+    fold: Annotated[int, Field(ge=0)] = Field(description="Which of these parts, from 0, is validation.")
+    deduplicate: bool = Field(
+        description="Remove images that are there before: test keeps its own, and of the others the first is kept; "
+        "none if their labels differ."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Split:
+        if self.folds is None and self.fold:
+            raise ValueError(f"fold ({self.fold}) needs folds: set folds to a number, or fold to 0")
+        if self.folds is not None and self.fold >= self.folds:
+            raise ValueError(f"fold ({self.fold}) must be less than folds ({self.folds}): they count from 0")
+        if self.folds is not None and self.val_size != "auto":
+            raise ValueError(f"val_size ({self.val_size}) must be auto with folds ({self.folds}), which set it")
+        return self
 
 
 class Model(Section):
@@ -172,9 +226,13 @@ class Train(Section):
     gradient_clip_val: PositiveFloat | None = Field(description="Bound of the gradient; null: none.")
     gradient_clip_algorithm: Literal["norm", "value"] = Field(description="What the bound is applied to.")
     num_workers: Auto | Annotated[int, Field(ge=0)] = Field(
-        description="Loader processes; `auto`: none, since batches are cut from an array in memory."
+        description="Loader processes, which shape no weights; `auto`: none, since a batch is one cut from an array."
     )
     pin_memory: Auto | bool = Field(description="Page-locked batches; `auto`: only with a GPU.")
+    persistent_workers: Auto | bool = Field(
+        description="Keep loader processes from epoch to epoch; `auto`: if there are any."
+    )
+    prefetch_factor: Auto | PositiveInt = Field(description="Batches that each loader process is ahead; `auto`: 2.")
     eval_batch_size: PositiveInt = Field(description="Batch size of validation: no gradients, so larger.")
     profiler: Literal["simple", "advanced", "pytorch"] | None = Field(
         description="Lightning profiler; its report goes to MLflow."
