@@ -40,8 +40,8 @@ class Data(Section):
         "`folder`: images of your own."
     )
     folder: str = Field(
-        description="For `folder`: where the images lie, in one folder per class; or in `train/` and `test/`, each with "
-        "one folder per class. Shipped is a small example."
+        description="For `folder`: where the images lie, in one folder per class; or in `train/` and `test/`, each "
+        "with one folder per class. Shipped is a small example."
     )
     image_size: Auto | PositiveInt | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = Field(
         description="For `folder`: side of the square that images are brought to, or [height, width]; `auto`: their "

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tenfold.data import datamodule
 from tenfold.data.datamodule import EvalBatches, ImageData, ImageSet, TrainBatches, epoch_seed, eval_loader
 from tenfold.errors import TenfoldError
 
@@ -96,3 +97,34 @@ def test_missing_and_damaged_parts(split: Path) -> None:
     np.save(split / "test" / "labels.npy", np.zeros(3, np.int64))
     with pytest.raises(TenfoldError, match=r"10 images .* and 3 labels do not belong together"):
         ImageSet(split / "test")
+
+
+def rss_anon() -> int:
+    """Anonymous memory of this process, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells anonymous memory apart")
+def test_mapped_images_take_no_anonymous_memory(tmp_path: Path) -> None:
+    size = 200 << 20
+    written = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (size // 4096, 1, 64, 64))
+    written[:] = 7
+    written.flush()
+    np.save(tmp_path / "labels.npy", np.zeros(len(written), np.int64))
+    before = rss_anon()
+    images = ImageSet(tmp_path, "mmap")
+    total = sum(int(images[batch][0].sum()) for batch in TrainBatches(len(images), 256, seed=1))
+    assert total == 7 * size
+    assert rss_anon() - before < size // 4
+    in_memory = ImageSet(tmp_path, "memory")
+    assert rss_anon() - before > size // 2
+    assert torch.equal(in_memory[torch.arange(5)][0], images[torch.arange(5)][0])
+
+
+def test_large_parts_are_mapped_by_themselves(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not ImageSet(split / "train").is_mapped
+    monkeypatch.setattr(datamodule, "FITS_MEMORY", 103 * 16 - 1)
+    assert ImageSet(split / "train").is_mapped
+    assert not ImageSet(split / "val").is_mapped
+    assert not ImageSet(split / "train", "memory").is_mapped

@@ -10,7 +10,8 @@ import pytest
 
 from tenfold.data import splits
 from tenfold.data import summary as summary_module
-from tenfold.data.sources import Images
+from tenfold.data.arrays import Images, Raw
+from tenfold.data.summary import Duplicates
 from tenfold.errors import TenfoldError
 from tenfold.params import Split
 
@@ -22,7 +23,7 @@ def sizes(
     val: int | Literal["auto"] = "auto",
     test: int | Literal["auto"] = "auto",
 ) -> Split:
-    return Split(train_size=train, val_size=val, test_size=test)
+    return Split(train_size=train, val_size=val, test_size=test, folds=None, fold=0, deduplicate=False)
 
 
 def labels(*counts: int, seed: int = 0) -> splits.Indices:
@@ -117,6 +118,9 @@ def test_a_class_too_small_for_the_parts_is_refused_by_name() -> None:
     assert len(splits.choose(labels(50, 2), ("dog", "cat"), sizes(), 1, official_test=9)["val"]) == 4
 
 
+NONE = Duplicates(copies=0, contradicting=0, val_in_train=0, test_in_train=0, test_in_val=0, removed=0)
+
+
 def parts_of(shape: tuple[int, ...]) -> dict[str, Images]:
     rng = np.random.default_rng(5)
     made = {}
@@ -128,13 +132,14 @@ def parts_of(shape: tuple[int, ...]) -> dict[str, Images]:
 
 def test_the_summary_says_what_the_arrays_hold(tmp_path: Path) -> None:
     parts = parts_of((3, 8, 6))
-    summary = splits.summarise("some", ("no", "yes"), parts)
+    summary = splits.summarise("some", ("no", "yes"), parts, NONE, {"no/a.png": "cut short"})
     train = parts["train"].images / 255
     np.testing.assert_allclose(summary.mean, train.mean((0, 2, 3)), atol=1e-6)
     np.testing.assert_allclose(summary.std, train.std((0, 2, 3)), atol=1e-6)
     assert summary.image_shape == (3, 8, 6)
     assert summary.counts == {"train": 20, "val": 21, "test": 22}
     assert summary.per_class == {"train": (10, 10), "val": (11, 10), "test": (11, 11)}
+    assert (summary.imbalance, summary.skipped) == (1.0, {"no/a.png": "cut short"})
     content = parts["val"].images.tobytes() + parts["val"].labels.astype("<i8").tobytes()
     assert summary.sha256["val"] == hashlib.sha256(content).hexdigest()
     summary.save(tmp_path / "summary.json")
@@ -142,18 +147,82 @@ def test_the_summary_says_what_the_arrays_hold(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["image_shape"] == [3, 8, 6]
 
 
-def test_statistics_do_not_depend_on_the_chunk() -> None:
-    images = parts_of((2, 5, 5))["test"].images
-    assert splits._statistics(images, chunk=7) == splits._statistics(images, chunk=1000)
+def test_nothing_depends_on_the_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, chosen = parts_of((2, 5, 5))["test"], np.array([1, 4, 5, 20, 21])
+
+    def results() -> tuple[object, ...]:
+        saved = splits.save(tmp_path / str(splits.CHUNK_BYTES), part, chosen)
+        return (
+            splits._statistics(part.images),
+            splits._sha256(part),
+            splits.content_ids(part.images, part.images).tolist(),
+            saved.images.tobytes(),
+        )
+
+    whole = results()
+    monkeypatch.setattr(splits, "CHUNK_BYTES", 150)
+    assert results() == whole
 
 
-def test_what_is_saved_is_what_was_given(tmp_path: Path) -> None:
-    part = parts_of((1, 4, 4))["test"]
-    splits.save(tmp_path / "test", part)
+def test_what_is_saved_is_what_was_chosen(tmp_path: Path) -> None:
+    part, chosen = parts_of((1, 4, 4))["test"], np.array([0, 3, 21])
+    splits.save(tmp_path / "test", part, chosen)
     images, targets = np.load(tmp_path / "test/images.npy"), np.load(tmp_path / "test/labels.npy")
-    np.testing.assert_array_equal(images, part.images)
-    np.testing.assert_array_equal(targets, part.labels)
+    np.testing.assert_array_equal(images, part.images[chosen])
+    np.testing.assert_array_equal(targets, part.labels[chosen])
     assert (images.dtype, targets.dtype) == (np.uint8, np.int64)
+    np.save(tmp_path / "plain.npy", part.images[chosen])
+    assert (tmp_path / "plain.npy").read_bytes() == (tmp_path / "test/images.npy").read_bytes()
+
+
+@pytest.mark.parametrize("official", [None, 9])
+def test_folds_are_stratified_disjoint_and_whole(official: int | None) -> None:
+    counts = (53, 20, 101, 7)
+    targets = labels(*counts, seed=3)
+    seen, sizes_of_val, test = list[int](), list[int](), None
+    for fold in range(5):
+        request_ = sizes().model_copy(update={"folds": 5, "fold": fold})
+        parts = splits.choose(targets, ("a", "b", "c", "d"), request_, 11, official_test=official)
+        assert not set(parts["val"]) & set(parts["train"])
+        rest = np.bincount(targets) - np.bincount(targets[parts["test"]], minlength=4) if "test" in parts else counts
+        assert abs(np.bincount(targets[parts["val"]]) - np.array(rest) / 5).max() < 1
+        sizes_of_val.append(len(parts["val"]))
+        seen += parts["val"].tolist()
+        everything = set().union(*(set(part) for part in parts.values()))
+        assert everything == set(range(len(targets)))
+        if "test" in parts:
+            assert test is None or set(parts["test"]) == test, "the test set is the same for all folds"
+            test = set(parts["test"])
+    assert len(seen) == len(set(seen)) == len(targets) - len(test or ())
+    assert max(sizes_of_val) - min(sizes_of_val) <= 1
+
+
+def test_more_folds_than_a_class_has_images_are_refused() -> None:
+    with pytest.raises(TenfoldError, match=r"split.folds: found 5, but class 'rare' has only 4 images"):
+        splits.choose(labels(50, 4), ("many", "rare"), sizes().model_copy(update={"folds": 5}), 1, official_test=3)
+
+
+def small_raw() -> Raw:
+    """Pool: 0 and 3 are the same, 1 is in the test set, 2 and 4 are the same but for the label, 5 is alone."""
+    pixels = np.array([10, 20, 30, 10, 30, 50, 20, 60], np.uint8)[:, None, None, None] * np.ones((1, 1, 2, 2), np.uint8)
+    targets = np.array([0, 1, 0, 0, 1, 1, 1, 0])
+    return Raw(("no", "yes"), Images(pixels[:6], targets[:6]), Images(pixels[6:], targets[6:]))
+
+
+def test_duplicates_are_found_by_content_and_removed() -> None:
+    raw = small_raw()
+    assert raw.test is not None
+    ids = splits.content_ids(raw.pool.images, raw.test.images)
+    assert ids.tolist() == [0, 1, 2, 0, 2, 5, 1, 7]
+    assert splits.unique(raw, ids).tolist() == [0, 5]
+
+
+def test_duplicates_are_counted_by_where_they_are() -> None:
+    ids = {"train": np.array([0, 1, 0, 3]), "val": np.array([1, 4]), "test": np.array([3, 4, 4, 9])}
+    targets = {"train": np.array([0, 0, 0, 1]), "val": np.array([1, 1]), "test": np.array([1, 1, 1, 0])}
+    assert splits.count_duplicates(ids, targets, removed=2) == Duplicates(
+        copies=5, contradicting=1, val_in_train=1, test_in_train=1, test_in_val=2, removed=2
+    )
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"dataset": 3}', "[" * 5])

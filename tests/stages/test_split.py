@@ -9,7 +9,7 @@ import pytest
 from tenfold import paths
 from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
-from tenfold.params import Data, Params, Split
+from tenfold.params import Params
 from tenfold.stages import download, split
 
 CHECKOUT = Path(__file__).parents[2]
@@ -21,8 +21,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     """The shipped settings with `digits`, downloaded into a project that is the working directory."""
     monkeypatch.chdir(tmp_path)
     shipped = Params.load(CHECKOUT / "params.yaml")
-    sizes = Split(train_size="all", val_size="auto", test_size="auto")
-    settings = shipped.model_copy(update={"seed": 42, "data": Data(dataset="digits"), "split": sizes})
+    settings = shipped.model_copy(update={"data": shipped.data.model_copy(update={"dataset": "digits"})})
     download.run(settings)
     return settings
 
@@ -68,7 +67,7 @@ def test_the_same_bytes_again_and_others_with_another_seed(settings: Params) -> 
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST's files are not beside the checkout")
 def test_mnist_has_the_official_test_set_in_its_order(settings: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENFOLD_DATA_MIRROR", str(MNIST))
-    settings = settings.model_copy(update={"data": Data(dataset="mnist")})
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"dataset": "mnist"})})
     download.run(settings)
     split.run(settings)
     summary = Summary.load()

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tenfold.data.summary import Summary
+from tenfold.data.summary import Duplicates, Summary
 from tenfold.params import Params
 from tenfold.tracking import records
 
@@ -113,6 +113,9 @@ def write_project(root: Path) -> None:
         per_class={part: (count // 3,) * 3 for part, count in counts.items()},
         mean=(0.5,),
         std=(0.5,),
+        imbalance=1.0,
+        duplicates=Duplicates(copies=0, contradicting=0, val_in_train=0, test_in_train=0, test_in_val=0, removed=0),
+        skipped={},
         sha256={part: hashlib.sha256(part.encode()).hexdigest() for part in counts},
     ).save(root / "data/split/summary.json")
     (root / "models/best.ckpt").write_bytes(b"weights")

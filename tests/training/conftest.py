@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tenfold.data.summary import Summary
+from tenfold.data.summary import Duplicates, Summary
 
 
 @pytest.fixture
@@ -28,5 +28,8 @@ def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
         per_class={"train": (100, 100), "val": (20, 20), "test": (20, 20)},
         mean=(0.4,),
         std=(0.4,),
+        imbalance=1.0,
+        duplicates=Duplicates(copies=0, contradicting=0, val_in_train=0, test_in_train=0, test_in_val=0, removed=0),
+        skipped={},
         sha256={},
     )

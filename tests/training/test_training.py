@@ -35,7 +35,7 @@ def parts(
 ) -> tuple[Classifier, ImageData]:
     """A module with seeded weights, and its data."""
     seed_everything(params.seed, verbose=False)
-    return build_classifier(params, summary, 0.02, schedule), tricks.build_data(params.train, 20, 1)
+    return build_classifier(params, summary, 0.02, schedule), tricks.build_data(params, 20)
 
 
 def fit(
@@ -163,7 +163,7 @@ def test_trainings_that_would_not_be_what_was_asked_for(
     train = settings(**changes).train
 
     def prepare() -> None:
-        tricks.check_steps(train, tricks.build_data(train, batch_size, 1))
+        tricks.check_steps(train, tricks.build_data(SHIPPED, batch_size))
         tricks.build_trainer(train, **tricks.training_flags(train))
 
     with pytest.raises(TenfoldError) as raised:
@@ -318,3 +318,43 @@ def test_no_suggestion_means_the_fallback_and_a_warning(
     assert found["learning_rate"] == {"value": 0.25, "source": "fallback"}
     assert found["batch_size"] == {"value": 20, "source": "params"}
     assert "tune.learning_rate.fallback is used: 0.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("loader", "backend"),
+    [
+        ({"num_workers": 1}, "memory"),
+        ({"num_workers": 4, "prefetch_factor": 3}, "memory"),
+        ({"num_workers": 2, "persistent_workers": False}, "mmap"),
+        ({}, "mmap"),
+    ],
+)
+def test_the_loader_shapes_no_weights(
+    stripes: Summary, tmp_path: Path, loader: dict[str, object], backend: str
+) -> None:
+    expected, _ = fit(settings(max_epochs=2), stripes, tmp_path / "plain")
+    params = settings(max_epochs=2, **loader)
+    params = params.model_copy(update={"data": params.data.model_copy(update={"backend": backend})})
+    found, _ = fit(params, stripes, tmp_path / "other")
+    assert torch.equal(weights(found), weights(expected))
+
+
+@pytest.mark.parametrize(
+    ("loader", "resolved", "said"),
+    [
+        ({}, {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None}, ""),
+        ({"num_workers": 2}, {"num_workers": 2, "persistent_workers": True, "prefetch_factor": None}, ""),
+        ({"num_workers": 2, "persistent_workers": False, "prefetch_factor": 4}, {"prefetch_factor": 4}, ""),
+        ({"pin_memory": True}, {"pin_memory": False}, "train.pin_memory: True has no effect: there is no GPU"),
+        ({"persistent_workers": True}, {"persistent_workers": False}, "train.persistent_workers: True has no effect"),
+        ({"prefetch_factor": 8}, {"prefetch_factor": None}, "train.prefetch_factor: 8 has no effect: there are no"),
+    ],
+)
+def test_loader_settings_that_cannot_work_are_adapted_with_one_line(
+    capsys: pytest.CaptureFixture[str], loader: dict[str, object], resolved: dict[str, object], said: str
+) -> None:
+    found = tricks.loader_settings(settings(accelerator="cpu", **loader).train)
+    assert resolved.items() <= found.items()
+    printed = capsys.readouterr().out
+    assert printed.startswith(said)
+    assert printed.count("\n") == (1 if said else 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -26,5 +28,5 @@ class Raw(NamedTuple):
     """What train and val, and test if there is no official one, are chosen from."""
     test: Images | None
     """The official test set, if there is one."""
-    skipped: dict[str, str] = {}
+    skipped: Mapping[str, str] = MappingProxyType({})
     """Files that were left out, and why."""

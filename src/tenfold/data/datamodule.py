@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,18 +18,33 @@ from tenfold.errors import TenfoldError
 Batch = tuple[Tensor, Tensor]
 
 
+Backend = Literal["auto", "memory", "mmap"]
+FITS_MEMORY = 1 << 30
+"""Bytes of images up to which `auto` reads a part of the split into memory."""
+
+
 class ImageSet(Dataset[Batch]):
     """Images and labels of one part of the split.
 
-    Indexing with a tensor of positions gives a whole batch: images uint8 [N, C, H, W], labels int64 [N].
+    Indexing with a tensor of positions gives a whole batch: images uint8 [N, C, H, W], labels int64 [N]. Nothing else
+    is asked of it, so one that streams from elsewhere can take its place.
+
+    Args:
+        folder: of the part.
+        backend: `memory` reads the images, `mmap` leaves them in the file, of which the system keeps in memory what
+            there is room for; `auto` decides by their size.
 
     Raises:
         TenfoldError: a file of the part is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: Backend = "auto") -> None:
         try:
-            self.images = torch.from_numpy(np.load(folder / "images.npy"))
+            images = np.load(folder / "images.npy", mmap_mode="c")
+            if backend == "memory" or (backend == "auto" and images.nbytes <= FITS_MEMORY):
+                images = np.array(images)
+            self.is_mapped = isinstance(images, np.memmap)
+            self.images = torch.from_numpy(images)
             self.labels = torch.from_numpy(np.load(folder / "labels.npy"))
         except (OSError, ValueError, EOFError) as error:
             raise TenfoldError(
@@ -90,9 +106,9 @@ def epoch_seed(seed: int, epoch: int, rank: int = 0) -> int:
     return int(np.random.SeedSequence((seed, epoch, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
-def eval_loader(folder: Path, batch_size: int) -> DataLoader[Batch]:
+def eval_loader(folder: Path, batch_size: int, backend: Backend = "auto") -> DataLoader[Batch]:
     """One part of the split, whole and in order: images uint8 [N, C, H, W], labels int64 [N]."""
-    images = ImageSet(folder)
+    images = ImageSet(folder, backend)
     return DataLoader(images, batch_size=None, sampler=EvalBatches(len(images), batch_size))
 
 
@@ -103,9 +119,9 @@ class ImageData(LightningDataModule):
         batch_size: training images per step and device; Lightning's batch-size finder changes it.
         eval_batch_size: validation images at a time.
         seed: of the order.
-        num_workers: loader processes.
-        pin_memory: page-locked batches, for copies to a GPU.
+        backend: of `ImageSet`.
         folder: of the split.
+        loader: more arguments of the `DataLoader`s, such as `num_workers`.
     """
 
     def __init__(
@@ -113,18 +129,17 @@ class ImageData(LightningDataModule):
         batch_size: int,
         eval_batch_size: int,
         seed: int,
-        num_workers: int = 0,
-        pin_memory: bool = False,
+        backend: Backend = "auto",
         folder: Path = paths.SPLIT,
+        **loader: Any,
     ) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self.train_set = ImageSet(folder / "train")
-        self.val_set = ImageSet(folder / "val")
+        self.loader = loader
+        self.train_set = ImageSet(folder / "train", backend)
+        self.val_set = ImageSet(folder / "val", backend)
         self.first_epoch = 0  # of a resumed training: the one that it goes on with
         self.sizes_tried: list[int] = []
 
@@ -147,8 +162,6 @@ class ImageData(LightningDataModule):
             images,
             batch_size=None,
             sampler=batches,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            persistent_workers=self.num_workers > 0,
             generator=torch.Generator(),  # else each epoch would draw from the global one and shift all that follows
+            **self.loader,
         )

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tenfold import params
-from tenfold.data.sources import Images
-from tenfold.data.summary import PARTS, Summary
+from tenfold.data.arrays import Images, Raw
+from tenfold.data.summary import PARTS, Duplicates, Summary
 from tenfold.errors import TenfoldError
 
 Indices = NDArray[np.int64]
+CHUNK_BYTES = 1 << 24
+"""Of images, that are worked on at a time: memory does not grow with the data set."""
 
 
 def choose(
@@ -27,8 +29,9 @@ def choose(
     """Which images go to which part: disjoint, ascending indices into `labels` [N].
 
     Test and val hold of each class their share to within one image, and at least one; train holds its share,
-    or what they leave. With an official test set (of `official_test` images, none of them in `labels`) there
-    is no "test" in the answer. With the same seed, a smaller train is part of a larger one, but for rounding.
+    or what they leave. With `sizes.folds`, val is one of so many stratified parts of what is not test. With an
+    official test set (of `official_test` images, none of them in `labels`) there is no "test" in the answer. With the
+    same seed, a smaller train is part of a larger one, but for rounding.
 
     Raises:
         TenfoldError: the sizes are impossible for these labels; the message names the key and the class.
@@ -50,15 +53,29 @@ def choose(
     order = np.argsort(np.random.PCG64(seed).random_raw(len(labels)), kind="stable")
     members = [order[labels[order] == label] for label in range(len(classes))]
     chosen: dict[str, Indices] = {}
-    taken = np.zeros_like(available)
     for later_parts, part in reversed(list(enumerate(parts))):  # train last: it may be all that is left
-        rest = available - taken
-        size = _size(part, sizes, int(rest.sum()))
-        counts = _apportion(size, available, rest - later_parts, f"split.{part}_size", classes)
-        picks = [m[start : start + n] for m, start, n in zip(members, taken, counts, strict=True)]
+        if part == "val" and sizes.folds:
+            picks = _fold(members, sizes.folds, sizes.fold, classes)
+        else:
+            rest = np.array([len(member) for member in members])
+            size = _size(part, sizes, int(rest.sum()))
+            counts = _apportion(size, available, rest - later_parts, f"split.{part}_size", classes)
+            picks = [member[:count] for member, count in zip(members, counts, strict=True)]
         chosen[part] = np.sort(np.concatenate(picks))
-        taken = taken + counts
+        members = [member[~np.isin(member, pick)] for member, pick in zip(members, picks, strict=True)]
     return {part: chosen[part] for part in parts}
+
+
+def _fold(members: list[Indices], folds: int, fold: int, classes: Sequence[str]) -> list[Indices]:
+    """Of each class every `folds`-th image, counted on from class to class, so that folds differ by one at most."""
+    sizes = [len(member) for member in members]
+    if min(sizes) < folds:
+        raise TenfoldError(
+            f"split.folds: found {folds}, but class {classes[sizes.index(min(sizes))]!r} has only {min(sizes)} images "
+            "that are not test"
+        )
+    starts = np.cumsum([0, *sizes[:-1]])
+    return [member[(fold - start) % folds :: folds] for member, start in zip(members, starts, strict=True)]
 
 
 def _size(part: str, sizes: params.Split, rest: int) -> int:
@@ -89,38 +106,115 @@ def _apportion(size: int, shares: Indices, room: Indices, key: str, classes: Seq
     return counts
 
 
-def save(folder: Path, part: Images) -> None:
-    """Write `images.npy` (uint8 [N, C, H, W]) and `labels.npy` (int64 [N]) into a new folder."""
+def content_ids(*sets: NDArray[np.uint8]) -> Indices:
+    """For each image of these sets, put end to end, the position of the first one with the same pixels."""
+    first: dict[bytes, int] = {}
+    ids = list[int]()
+    for images in sets:
+        for chunk in _chunks(images):
+            rows = memoryview(chunk.reshape(-1))
+            size = len(rows) // len(chunk)
+            for start in range(0, len(rows), size):
+                digest = hashlib.blake2b(rows[start : start + size], digest_size=16).digest()
+                ids.append(first.setdefault(digest, len(ids)))
+    return np.array(ids)
+
+
+def unique(raw: Raw, ids: Indices) -> Indices:
+    """The images of `raw.pool` to keep so that no two of the data set are the same.
+
+    An official test set keeps all of its own. Of others, the first is kept, or none if they have different labels.
+
+    Args:
+        raw: the data set.
+        ids: `content_ids` of the pool and the official test set.
+
+    Returns:
+        Ascending indices into the pool.
+    """
+    pool, official = ids[: len(raw.pool.labels)], ids[len(raw.pool.labels) :]
+    is_first = pool == np.arange(len(pool))
+    contradicted = pool[raw.pool.labels != raw.pool.labels[pool]]
+    return np.flatnonzero(is_first & ~np.isin(pool, official) & ~np.isin(pool, contradicted))
+
+
+def count_duplicates(ids: Mapping[str, Indices], labels: Mapping[str, Indices], removed: int) -> Duplicates:
+    """Count the images that are there more than once.
+
+    Args:
+        ids: of each part, what `content_ids` says of its images.
+        labels: of each part.
+        removed: how many were left out.
+    """
+    targets = np.concatenate([labels[part] for part in PARTS])
+    everything = np.concatenate([ids[part] for part in PARTS])
+    found, first, group = np.unique(everything, return_index=True, return_inverse=True)
+    return Duplicates(
+        copies=len(everything) - len(found),
+        contradicting=int((targets != targets[first][group]).sum()),
+        val_in_train=int(np.isin(ids["val"], ids["train"]).sum()),
+        test_in_train=int(np.isin(ids["test"], ids["train"]).sum()),
+        test_in_val=int(np.isin(ids["test"], ids["val"]).sum()),
+        removed=removed,
+    )
+
+
+def save(folder: Path, part: Images, chosen: Indices) -> Images:
+    """Write `images.npy` (uint8 [N, C, H, W]) and `labels.npy` (int64 [N]) into a new folder.
+
+    Args:
+        folder: of the part.
+        part: what is chosen from.
+        chosen: indices of what is written.
+
+    Returns:
+        What was written, the images mapped from the file.
+    """
     folder.mkdir(parents=True)
-    np.save(folder / "images.npy", part.images)
-    np.save(folder / "labels.npy", part.labels)
+    file = folder / "images.npy"
+    written = np.lib.format.open_memmap(file, "w+", np.uint8, (len(chosen), *part.images.shape[1:]))
+    step = _per_chunk(part.images)
+    for start in range(0, len(chosen), step):
+        written[start : start + step] = part.images[chosen[start : start + step]]
+    written.flush()
+    labels = part.labels[chosen]
+    np.save(folder / "labels.npy", labels)
+    return Images(np.load(file, mmap_mode="r"), labels)
 
 
-def summarise(dataset: str, classes: Sequence[str], parts: Mapping[str, Images]) -> Summary:
+def summarise(
+    dataset: str,
+    classes: Sequence[str],
+    parts: Mapping[str, Images],
+    duplicates: Duplicates,
+    skipped: Mapping[str, str],
+) -> Summary:
     """Describe a split. The same numbers on every platform: pixels are summed as whole numbers."""
     mean, std = _statistics(parts["train"].images)
     _, *shape = parts["train"].images.shape
+    per_class = {name: np.bincount(part.labels, minlength=len(classes)) for name, part in parts.items()}
     return Summary(
         dataset=dataset,
         classes=tuple(classes),
         image_shape=(shape[0], shape[1], shape[2]),
         counts={name: len(part.labels) for name, part in parts.items()},
-        per_class={
-            name: tuple(np.bincount(part.labels, minlength=len(classes)).tolist()) for name, part in parts.items()
-        },
+        per_class={name: tuple(counts.tolist()) for name, counts in per_class.items()},
+        imbalance=round(int(per_class["train"].max()) / int(per_class["train"].min()), 3),
         mean=mean,
         std=std,
+        duplicates=duplicates,
+        skipped=dict(skipped),
         sha256={name: _sha256(part) for name, part in parts.items()},
     )
 
 
-def _statistics(images: NDArray[np.uint8], chunk: int = 1024) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel, on a scale of 0…1, a chunk of images at a time."""
+def _statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel, on a scale of 0…1."""
     channels = images.shape[1]
     histograms = np.zeros((channels, 256), np.int64)
-    for start in range(0, len(images), chunk):
+    for chunk in _chunks(images):
         for channel in range(channels):
-            histograms[channel] += np.bincount(images[start : start + chunk, channel].ravel(), minlength=256)
+            histograms[channel] += np.bincount(chunk[:, channel].ravel(), minlength=256)
     values = np.arange(256)
     mean, std = list[float](), list[float]()
     for histogram in histograms:
@@ -131,6 +225,19 @@ def _statistics(images: NDArray[np.uint8], chunk: int = 1024) -> tuple[tuple[flo
 
 
 def _sha256(part: Images) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(part.images).data)
+    digest = hashlib.sha256()
+    for chunk in _chunks(part.images):
+        digest.update(chunk.data)
     digest.update(part.labels.astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def _chunks(images: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """The images, a few at a time, in one piece of memory each."""
+    step = _per_chunk(images)
+    for start in range(0, len(images), step):
+        yield np.ascontiguousarray(images[start : start + step])
+
+
+def _per_chunk(images: NDArray[np.uint8]) -> int:
+    return max(1, CHUNK_BYTES // max(1, math.prod(images.shape[1:])))

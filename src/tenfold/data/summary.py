@@ -13,6 +13,23 @@ from tenfold.errors import TenfoldError
 PARTS = ("train", "val", "test")
 
 
+class Duplicates(BaseModel):
+    """Images that are there more than once, pixel by pixel."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    copies: int
+    """Images that equal an earlier one."""
+    contradicting: int
+    """Of these, those with another label."""
+    val_in_train: int
+    """Images of val that are in train as well."""
+    test_in_train: int
+    test_in_val: int
+    removed: int
+    """Images that `split.deduplicate` left out."""
+
+
 class Summary(BaseModel):
     """What a split holds: `data/split/summary.json`."""
 
@@ -26,9 +43,14 @@ class Summary(BaseModel):
     """Images of each part."""
     per_class: dict[str, tuple[int, ...]]
     """Images of each part, by class."""
+    imbalance: float
+    """How many times as many training images the largest class has as the smallest."""
     mean: tuple[float, ...]
     """Of the training pixels, per channel, on a scale of 0…1."""
     std: tuple[float, ...]
+    duplicates: Duplicates
+    skipped: dict[str, str]
+    """Files that could not be read and were left out, and why."""
     sha256: dict[str, str]
     """Of each part: the bytes of its images, then of its labels as little-endian int64."""
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import RichProgressBar
 from rich.console import Console
+from torch.utils.data import DataLoader
 
 from tenfold import paths
-from tenfold.data.datamodule import eval_loader
+from tenfold.data.datamodule import Batch, eval_loader
 from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.modeling.networks import NetworkSpec
@@ -23,9 +21,10 @@ from tenfold.modeling.predictor import Predictor
 from tenfold.params import Params
 from tenfold.report import evaluation, figures, tables
 from tenfold.report.measures import Measures, measure
+from tenfold.report.samples import samples
 from tenfold.tracking import records, sync
 from tenfold.training import history
-from tenfold.training.quiet import quieten
+from tenfold.training.quiet import predicting_trainer
 
 
 def run(params: Params) -> None:
@@ -39,11 +38,12 @@ def run(params: Params) -> None:
     check_fit(predictor.spec, summary)
     predictor.network.to(memory_format=torch.channels_last)  # takes a third off the time
     run_id = sync.run_of(Path())
-    trainer = quiet_trainer()
+    trainer = predicting_trainer()
     measured = {}
     for part in PARTS:
         print(f"evaluate: {part}, {summary.counts[part]:,} images", flush=True)
-        logits = predict(trainer, predictor, paths.SPLIT / part, params.evaluate.batch_size)
+        batches = eval_loader(paths.SPLIT / part, params.evaluate.batch_size, params.data.backend)
+        logits = predict(trainer, predictor, batches, part)
         labels = torch.from_numpy(np.load(paths.SPLIT / part / "labels.npy"))
         measured[part] = measure(logits, labels, params.evaluate.calibration_bins)
 
@@ -74,25 +74,9 @@ def check_fit(spec: NetworkSpec, summary: Summary) -> None:
             )
 
 
-def quiet_trainer() -> Trainer:
-    """A Trainer that only predicts, in full precision, on the best device at hand; a bar on a terminal."""
-    quieten()
-    return Trainer(
-        devices=1,
-        precision="32-true",
-        deterministic=True,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=sys.stdout.isatty(),
-        callbacks=[RichProgressBar()] if sys.stdout.isatty() else None,
-        default_root_dir=tempfile.gettempdir(),
-    )
-
-
-def predict(trainer: Trainer, predictor: Predictor, part: Path, batch_size: int) -> torch.Tensor:
+def predict(trainer: Trainer, predictor: Predictor, images: DataLoader[Batch], part: str) -> torch.Tensor:
     """Logits float32 [N, K] of one part of the split, on the CPU."""
-    batches = trainer.predict(predictor, eval_loader(part, batch_size))
+    batches = trainer.predict(predictor, images)
     logits = torch.cat([torch.as_tensor(batch).cpu() for batch in batches or []])
     broken = int((~logits.isfinite()).any(dim=1).sum())
     if broken:
@@ -104,9 +88,12 @@ def predict(trainer: Trainer, predictor: Predictor, part: Path, batch_size: int)
 
 
 def draw(test: Measures, classes: tuple[str, ...], mistakes: int, folder: Path) -> None:
-    """Draw the pictures of the test set."""
+    """Draw the pictures of the test set, and samples of what was trained on."""
     images = np.load(paths.SPLIT / "test" / "images.npy", mmap_mode="r")
+    train = np.load(paths.SPLIT / "train" / "images.npy", mmap_mode="r")
+    labels = np.load(paths.SPLIT / "train" / "labels.npy")
     for name, figure in (
+        ("samples", samples(train, labels, classes, "train")),
         ("confusion", evaluation.confusion(test, classes, "test")),
         ("per_class", evaluation.per_class(test, classes, "test")),
         ("calibration", evaluation.calibration(test, "test")),

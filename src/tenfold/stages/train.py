@@ -55,7 +55,7 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
     learning_rate, batch_size = _tuned()
 
     seed_everything(params.seed, verbose=False)
-    data = tricks.build_data(train, batch_size, params.seed)
+    data = tricks.build_data(params, batch_size)
     tricks.check_steps(train, data)
     classifier = build_classifier(params, Summary.load(), learning_rate, train.schedule)
     history = History(lambda row: print(_line(row, train.max_epochs), flush=True))

@@ -50,7 +50,7 @@ def search(params: Params, folder: Path) -> None:
     summary = Summary.load()
     first_rate = params.tune.learning_rate.fallback if train.learning_rate == "auto" else train.learning_rate
     first_size = params.tune.batch_size.min if train.batch_size == "auto" else train.batch_size
-    data = build_data(train, first_size, params.seed)
+    data = build_data(params, first_size)
     module = build_classifier(params, summary, first_rate)
 
     batch_size: Found = _given(train.batch_size)

@@ -76,6 +76,7 @@ def _log_dataset(run_id: str, root: Path) -> None:
         profile = {
             "images": summary.counts[part],
             "per_class": dict(zip(summary.classes, summary.per_class[part], strict=True)),
+            "duplicates": summary.duplicates.model_dump(),
             "sha256": summary.sha256[part],
         }
         dataset = Dataset(

@@ -1,7 +1,14 @@
 """Lightning without its advice and news; its warnings and errors stay, less those that are idle here."""
 
+from __future__ import annotations
+
 import logging
+import sys
+import tempfile
 import warnings
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import RichProgressBar
 
 
 def quieten() -> None:
@@ -17,3 +24,19 @@ def quieten() -> None:
         "treespec, LeafSpec",  # Lightning's own use of torch
     ):
         warnings.filterwarnings("ignore", message=f".*{message}")
+
+
+def predicting_trainer() -> Trainer:
+    """A Trainer that only predicts, in full precision, on the best device at hand; a bar on a terminal."""
+    quieten()
+    return Trainer(
+        devices=1,
+        precision="32-true",
+        deterministic=True,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=sys.stdout.isatty(),
+        callbacks=[RichProgressBar()] if sys.stdout.isatty() else None,
+        default_root_dir=tempfile.gettempdir(),
+    )

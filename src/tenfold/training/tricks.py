@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from tenfold.data.datamodule import ImageData
 from tenfold.errors import TenfoldError
-from tenfold.params import Train
+from tenfold.params import Params, Train
 from tenfold.training.quiet import quieten
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
@@ -158,15 +159,33 @@ def apply_memory_format(train: Train, network: torch.nn.Module) -> None:
         network.to(memory_format=torch.channels_last)
 
 
-def build_data(train: Train, batch_size: int, seed: int) -> ImageData:
-    """The data module, with the loader's settings resolved: workers could only slow down arrays in memory."""
-    return ImageData(
-        batch_size,
-        train.eval_batch_size,
-        seed,
-        num_workers=0 if train.num_workers == "auto" else train.num_workers,
-        pin_memory=device_kind(train) == "cuda" if train.pin_memory == "auto" else train.pin_memory,
-    )
+def build_data(params: Params, batch_size: int) -> ImageData:
+    """The data module, with the loader's settings resolved."""
+    train = params.train
+    return ImageData(batch_size, train.eval_batch_size, params.seed, params.data.backend, **loader_settings(train))
+
+
+def loader_settings(train: Train) -> dict[str, Any]:
+    """Arguments of torch's `DataLoader`. What cannot work here is left out, with a line that says so."""
+    workers = 0 if train.num_workers == "auto" else train.num_workers
+    on_gpu = device_kind(train) == "cuda"
+    settings: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": on_gpu if train.pin_memory == "auto" else train.pin_memory,
+        "persistent_workers": workers > 0 if train.persistent_workers == "auto" else train.persistent_workers,
+        "prefetch_factor": None if train.prefetch_factor == "auto" else train.prefetch_factor,
+    }
+    useless = {
+        "pin_memory": (not on_gpu, "there is no GPU to copy to"),
+        "persistent_workers": (not workers, "there are no loader processes (train.num_workers)"),
+        "prefetch_factor": (not workers, "there are no loader processes (train.num_workers)"),
+    }
+    for key, (here, why) in useless.items():
+        if settings[key] and here:
+            if rank_zero_only.rank == 0:
+                print(f"train.{key}: {settings[key]} has no effect: {why}", flush=True)
+            settings[key] = None if key == "prefetch_factor" else False
+    return settings
 
 
 def _mode(train: Train) -> str:
