@@ -18,6 +18,7 @@ from pytorch_lightning.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 from tenfold.data.datamodule import ImageData
 from tenfold.errors import TenfoldError
 from tenfold.params import Params, Train
+from tenfold.training.allocator import keep_freed_memory
 from tenfold.training.quiet import quieten
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
@@ -60,6 +61,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
         TenfoldError: this machine has not the accelerator or the devices that are asked for.
     """
     quieten()
+    keep_freed_memory()
     if flags.get("num_nodes", 1) > 1 and not {"MASTER_ADDR", "SLURM_JOB_ID"} & set(os.environ):
         raise TenfoldError(
             f"train.num_nodes: {train.num_nodes} hosts, but nothing says where the first is. Start the stage on each "
