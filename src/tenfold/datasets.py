@@ -21,6 +21,11 @@ class File:
     md5: str | None
     md5_unpacked: str | None = None
 
+    @property
+    def kept(self) -> str:
+        """Its name in `data/raw`, where it lies unpacked: the same bytes, however it was packed."""
+        return self.name.removesuffix(".gz")
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -94,10 +99,10 @@ DATASETS = {
     "fashion-mnist": _like_mnist(
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", None),
-        ("25c81989df183df01b3e8a0aad5dffbe", None),
-        ("bef4ecab320f06d8554ea6380940ec79", None),
-        ("bb300cfdad3c16e7a12a480ee83cd310", None),
+        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        ("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
+        ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
+        ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
     ),
     "kmnist": _like_mnist(
         ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tenfold.data import idx
@@ -94,10 +95,36 @@ def test_images_are_no_labels(tmp_path: Path) -> None:
         idx.read_labels(tmp_path / "labels", classes=3)
 
 
-def test_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
+def test_images_and_labels_swapped_are_refused(tmp_path: Path) -> None:
+    idx.write(tmp_path / "images", LABELS)
+    idx.write(tmp_path / "labels", PIXELS)
+    with pytest.raises(TenfoldError, match=r"images: expected IDX images .* are images and labels swapped"):
+        idx.read_pair(tmp_path / "images", tmp_path / "labels", classes=3)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"), [(0, "expected labels 0…1, found 2 at position 1"), (1, "expected labels 1…2, found 0 at")]
+)
+def test_a_label_out_of_range_is_refused(tmp_path: Path, first: int, message: str) -> None:
     idx.write(tmp_path / "labels", LABELS)
-    with pytest.raises(TenfoldError, match="expected labels 0…1, found 2 at position 1"):
-        idx.read_labels(tmp_path / "labels", classes=2)
+    with pytest.raises(TenfoldError, match=message) as error:
+        idx.read_labels(tmp_path / "labels", classes=2, first=first)
+    assert str(error.value).startswith(str(tmp_path / "labels"))
+
+
+def test_labels_that_count_from_one(tmp_path: Path) -> None:
+    idx.write(tmp_path / "labels", LABELS + 1)
+    assert idx.read_labels(tmp_path / "labels", classes=3, first=1).tolist() == LABELS.tolist()
+
+
+def test_a_plain_file_is_mapped_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    with path.open("wb") as file:  # 8 GiB of nothing, which take no room on the disk
+        file.write(b"\0\0\x08\x03" + np.array([2**13, 2**10, 2**10], ">u4").tobytes())
+        file.truncate(16 + 2**33)
+    before = psutil.Process().memory_info().rss
+    assert idx.read_images(path)[-1, -1, -1] == 0
+    assert psutil.Process().memory_info().rss - before < 2**24
 
 
 def test_images_and_labels_of_different_number_are_refused(tmp_path: Path) -> None:
@@ -108,10 +135,27 @@ def test_images_and_labels_of_different_number_are_refused(tmp_path: Path) -> No
 
 
 def test_the_checks_hold_under_python_o(tmp_path: Path) -> None:
-    (tmp_path / "images").write_bytes(idx_bytes(PIXELS, tmp_path)[:-1])
-    code = "import pathlib, sys; from tenfold.data import idx; idx.read_images(pathlib.Path(sys.argv[1]))"
-    command = [sys.executable, "-O", "-c", code, str(tmp_path / "images")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "TenfoldError" in done.stderr
-    assert "cut short" in done.stderr
+    cases = damaged(tmp_path)
+    for number, (name, content, _) in enumerate(cases.values()):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / name).write_bytes(content)
+    idx.write(tmp_path / "labels", LABELS)
+    code = """
+import pathlib, sys
+from tenfold.data import idx
+from tenfold.errors import TenfoldError
+def check(read, *args):
+    try:
+        read(*args)
+    except TenfoldError as error:
+        print(error)
+folder = pathlib.Path(sys.argv[1])
+for number in range(int(sys.argv[2])):
+    check(idx.read_images, *(folder / str(number)).iterdir())
+check(idx.read_labels, folder / "labels", 2)
+"""
+    command = [sys.executable, "-O", "-c", code, str(tmp_path), str(len(cases))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    messages = [message for _, _, message in cases.values()] + ["expected labels 0…1, found 2 at position 1"]
+    for line, message in zip(done.stdout.splitlines(), messages, strict=True):
+        assert message in line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tenfold.errors import TenfoldError
-from tenfold.params import Data, Params
+from tenfold.params import Params
 from tenfold.stages import download
 
 CHECKOUT = Path(__file__).parents[2]
@@ -21,7 +21,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
-    return Params.load(CHECKOUT / "params.yaml").model_copy(update={"data": Data(dataset="mnist")})
+    return of(Params.load(CHECKOUT / "params.yaml"), "mnist")
+
+
+def of(settings: Params, dataset: str) -> Params:
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"dataset": dataset})})
 
 
 def tree(folder: Path) -> list[str]:
@@ -32,13 +36,32 @@ def tree(folder: Path) -> list[str]:
 def test_mnist(settings: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENFOLD_DATA_MIRROR", str(MNIST))
     download.run(settings)
-    assert tree(Path("data")) == [f"raw/{path.name}" for path in sorted(MNIST.iterdir())]
+    assert tree(Path("data")) == [f"raw/{path.stem}" for path in sorted(MNIST.iterdir())]
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST's files are not beside the checkout")
+def test_good_files_are_kept_and_damaged_ones_had_again(
+    settings: Params, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TENFOLD_DATA_MIRROR", str(MNIST))
+    download.run(settings)
+    good = {name: Path("data", name).read_bytes() for name in tree(Path("data"))}
+    damaged = "t10k-labels-idx1-ubyte"
+    Path("data/raw", damaged).write_bytes(bytes(10_008))
+    Path("data/raw/old").touch()
+    capsys.readouterr()
+    download.run(settings)
+    assert good == {name: Path("data", name).read_bytes() for name in tree(Path("data"))}
+    printed = capsys.readouterr().out
+    assert printed.count("from data/raw") == 3
+    assert f"data/raw/{damaged}: is another file: md5 " in printed
+    assert f"{damaged}.gz, 4,542 bytes, from {MNIST}" in printed
 
 
 def test_digits_replace_what_was_there_and_are_the_same_bytes_again(settings: Params) -> None:
     Path("data/raw").mkdir(parents=True)
     Path("data/raw/old").touch()
-    settings = settings.model_copy(update={"data": Data(dataset="digits")})
+    settings = of(settings, "digits")
     download.run(settings)
     first = {name: Path("data", name).read_bytes() for name in tree(Path("data"))}
     assert sorted(first) == ["raw/digits-images-idx3-ubyte", "raw/digits-labels-idx1-ubyte"]

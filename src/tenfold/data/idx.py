@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import math
+import mmap
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -18,12 +20,11 @@ from numpy.typing import NDArray
 from tenfold.errors import TenfoldError
 
 _UINT8 = 0x08
-_GZIP = b"\x1f\x8b"
 _KINDS = {1: "labels", 3: "images"}
 
 
 def read_images(path: Path) -> NDArray[np.uint8]:
-    """Grey images, uint8 [N, H, W].
+    """Grey images, uint8 [N, H, W]; mapped from the file if it is a plain one.
 
     Raises:
         TenfoldError: the file cannot be read or is not exactly one IDX file of images.
@@ -31,28 +32,28 @@ def read_images(path: Path) -> NDArray[np.uint8]:
     return _read(path, ndim=3)
 
 
-def read_labels(path: Path, classes: int) -> NDArray[np.int64]:
-    """Labels, int64 [N], each in 0 … `classes` - 1.
+def read_labels(path: Path, classes: int, first: int = 0) -> NDArray[np.int64]:
+    """Labels, int64 [N], each in 0 … `classes` - 1, of a file that counts from `first`.
 
     Raises:
         TenfoldError: the file cannot be read or is not exactly one IDX file of labels, or a label is out of
             range.
     """
-    labels = _read(path, ndim=1)
-    wrong = np.flatnonzero(labels >= classes)
+    labels, last = _read(path, ndim=1), first + classes - 1
+    wrong = np.flatnonzero((labels < first) | (labels > last))
     if wrong.size:
-        first = int(wrong[0])
-        raise TenfoldError(f"{path}: expected labels 0…{classes - 1}, found {labels[first]} at position {first:,}")
-    return labels.astype(np.int64)
+        place = int(wrong[0])
+        raise TenfoldError(f"{path}: expected labels {first}…{last}, found {labels[place]} at position {place:,}")
+    return labels.astype(np.int64) - first
 
 
-def read_pair(images: Path, labels: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images [N, H, W] and their labels [N].
+def read_pair(images: Path, labels: Path, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images [N, H, W] and their labels [N], as `read_images` and `read_labels` give them.
 
     Raises:
         TenfoldError: as `read_images` and `read_labels`, or there are more of the one than of the other.
     """
-    pixels, targets = read_images(images), read_labels(labels, classes)
+    pixels, targets = read_images(images), read_labels(labels, classes, first)
     if len(pixels) != len(targets):
         raise TenfoldError(
             f"{labels}: expected {len(pixels):,} labels, one per image of {images}, found {len(targets):,}"
@@ -84,19 +85,21 @@ def _read(path: Path, ndim: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _unpacked(path: Path) -> bytes:
-    """The content of a plain file, or of the one gzip member that a `.gz` file must be."""
+def _unpacked(path: Path) -> bytes | mmap.mmap:
+    """The content of a plain file, mapped, or of the one gzip member that a `.gz` file must be."""
     try:
-        packed = path.read_bytes()
+        with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:  # cannot be mapped
+                raise TenfoldError(f"{path}: expected an IDX file, found an empty file")
+            packed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise TenfoldError(f"{path}: cannot be read ({error.strerror})") from None
-    if not packed:
-        raise TenfoldError(f"{path}: expected an IDX file, found an empty file")
+    is_gzip = packed[:2] == b"\x1f\x8b"
     if path.suffix != ".gz":
-        if packed.startswith(_GZIP):
+        if is_gzip:
             raise TenfoldError(f"{path}: expected a plain file, as its name does not end in .gz, found a gzip file")
         return packed
-    if not packed.startswith(_GZIP):
+    if not is_gzip:
         raise TenfoldError(f"{path}: expected a gzip file, as its name ends in .gz, found {_describe(packed)}")
     member = zlib.decompressobj(wbits=31)
     try:
@@ -112,7 +115,7 @@ def _unpacked(path: Path) -> bytes:
     return content
 
 
-def _describe(content: bytes) -> str:
+def _describe(content: bytes | mmap.mmap) -> str:
     """What a file seems to be, by its first bytes."""
     for ndim, kind in _KINDS.items():
         if content[:4] == bytes((0, 0, _UINT8, ndim)):
