@@ -21,6 +21,7 @@ from tenfold.errors import TenfoldError
 Auto = Literal["auto"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=8, le=4096)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -43,7 +44,7 @@ class Data(Section):
         description="For `folder`: where the images lie, in one folder per class; or in `train/` and `test/`, each "
         "with one folder per class. Shipped is a small example."
     )
-    image_size: Auto | PositiveInt | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = Field(
+    image_size: Auto | Side | Annotated[list[Side], Field(min_length=2, max_length=2)] = Field(
         description="For `folder`: side of the square that images are brought to, or [height, width]; `auto`: their "
         "median shorter side, at most 64."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ class Images(NamedTuple):
     """[N, C, H, W]."""
     labels: NDArray[np.int64]
     """[N]."""
+    files: Sequence[str] | None = None
+    """[N], where each image comes from a file of its own."""
 
 
 class Raw(NamedTuple):

@@ -112,7 +112,7 @@ def content_ids(*sets: NDArray[np.uint8]) -> Indices:
     ids = list[int]()
     for images in sets:
         for chunk in _chunks(images):
-            rows = memoryview(chunk.reshape(-1))
+            rows = chunk.reshape(-1).data
             size = len(rows) // len(chunk)
             for start in range(0, len(rows), size):
                 digest = hashlib.blake2b(rows[start : start + size], digest_size=16).digest()
