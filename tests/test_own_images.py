@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -68,5 +67,5 @@ def test_a_new_image_is_noticed_and_nothing_else_runs_twice(own_images: tuple[Ch
         assert "images are there more than once" in output
         assert np.load(checkout.root / "data/raw/pool/images.npy", mmap_mode="r").shape[0] == before + 1
     finally:
-        os.remove(added)
+        added.unlink()
         checkout.run("dvc", "repro", "split")

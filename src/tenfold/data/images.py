@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,9 @@ GREY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L"}
 """Modes of images without colour."""
 NO_RANGE = {"I", "F"}
 """Modes whose values have no known range."""
+
+
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused here, in our own words
 
 
 class BadImageError(Exception):
