@@ -40,7 +40,7 @@ def test_two_lines_make_a_registered_model(own_images: tuple[Checkout, Path]) ->
 
 
 def test_the_registered_model_answers_as_the_evaluation_says(own_images: tuple[Checkout, Path]) -> None:
-    checkout, _ = own_images
+    checkout, images = own_images
     program = """
 import json, mlflow, numpy as np
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
@@ -50,8 +50,9 @@ print(json.dumps([answer["name"] for answer in model.predict(images.tolist())]))
 """
     answers = json.loads(checkout.run("python", "-W", "ignore", "-c", program).splitlines()[-1])
     rows = [line.split(",") for line in checkout.read("reports/evaluate/predictions.csv").splitlines()]
-    predicted = rows[0].index("predicted")
+    predicted, file = rows[0].index("predicted"), rows[0].index("file")
     assert answers == [row[predicted] for row in rows[1:]]
+    assert all((images / row[file]).is_file() for row in rows[1:])
 
 
 def test_a_new_image_is_noticed_and_nothing_else_runs_twice(own_images: tuple[Checkout, Path]) -> None:

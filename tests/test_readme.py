@@ -108,7 +108,11 @@ def test_paths_exist(pipeline: Pipeline) -> None:
     words = re.findall(rf"(?<![\w./<-])((?:[\w.-]+/)*[\w.-]*{ends})(?![\w/])", text)
     folders = re.findall(r"(?<![\w./<-])((?:src|data|reports|models|tests)/[\w./-]+)", text)
     named |= {*drawn, *links, *words, *folders}
-    named = {name for name in named if not name.startswith((".venv", "..", "tmp/")) and name not in {".", "/"}}
+    named = {
+        name
+        for name in named
+        if not name.startswith((".venv", "..", "tmp/", "photos/", ".tenfold")) and name not in {".", "/"}
+    }
     assert {"params.yaml", "src/tenfold/stages/", "reports/metrics.json", "data/split/test/images.npy"} <= named
     assert [name for name in sorted(named) if not (pipeline.checkout.root / name).exists()] == []
 

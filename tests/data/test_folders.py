@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tenfold.data import folders
+from tenfold.data.arrays import Raw
 from tenfold.errors import TenfoldError
 from tenfold.params import Data, Params
 
@@ -42,7 +43,7 @@ def settings(folder: Path, **changes: object) -> Data:
     return shipped.model_copy(update={"dataset": "folder", "folder": str(folder)} | changes)
 
 
-def imported(folder: Path, target: Path, **changes: object) -> folders.Raw:
+def imported(folder: Path, target: Path, **changes: object) -> Raw:
     target.mkdir()
     folders.obtain(settings(folder, **changes), target)
     return folders.read(target)
@@ -93,7 +94,7 @@ def test_nothing_depends_on_where_the_folder_lies_or_on_the_number_of_processes(
     monkeypatch.setattr(folders, "FILES_PER_JOB", 7)
     imported(moved, tmp_path / "second", on_bad_file="skip")
     assert content(tmp_path / "first") == content(tmp_path / "second")
-    monkeypatch.setattr(folders, "_cores", lambda: 1)
+    monkeypatch.setattr(folders, "cores", lambda: 1)
     imported(moved, tmp_path / "third", on_bad_file="skip")
     assert content(tmp_path / "first") == content(tmp_path / "third")
 
@@ -230,7 +231,7 @@ def test_names_in_any_script_and_with_any_character(make: Make, tmp_path: Path) 
     (folder / "tmp.png").rename(os.fsdecode(strange))
     raw = imported(folder, tmp_path / "raw")
     assert raw.classes == tuple(sorted(names))
-    values = dict(zip(raw.classes, ([] for _ in names), strict=True))
+    values: dict[str, list[int]] = {name: [] for name in raw.classes}
     for image, label in zip(raw.pool.images, raw.pool.labels, strict=True):
         values[raw.classes[label]].append(int(image.max()))
     assert values == {name: [number] + [42] * (name == "a b") for number, name in enumerate(names)}
@@ -248,6 +249,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tenfold.data import folders
+from tenfold.data.arrays import Raw
 from tenfold.params import Params
 data = Params.load(Path(sys.argv[1])).data
 folders.FILES_PER_JOB = 50
@@ -267,14 +269,14 @@ def importing(make: Make, tmp_path: Path) -> subprocess.Popen[str]:
         (sys.executable, "-c", PROGRAM, *arguments), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 30
-    while len(psutil.Process(process.pid).children()) < min(2, folders._cores()):
+    while len(psutil.Process(process.pid).children()) < min(2, folders.cores()):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return process
 
 
-@pytest.mark.skipif(folders._cores() < 2, reason="one processor decodes in the process itself")
+@pytest.mark.skipif(folders.cores() < 2, reason="one processor decodes in the process itself")
 def test_a_killed_process_ends_the_import_with_a_message(importing: subprocess.Popen[str]) -> None:
     children = psutil.Process(importing.pid).children()
     children[0].send_signal(signal.SIGKILL)
@@ -284,7 +286,7 @@ def test_a_killed_process_ends_the_import_with_a_message(importing: subprocess.P
     assert not psutil.wait_procs(children, timeout=10)[1]
 
 
-@pytest.mark.skipif(folders._cores() < 2, reason="one processor decodes in the process itself")
+@pytest.mark.skipif(folders.cores() < 2, reason="one processor decodes in the process itself")
 def test_ctrl_c_leaves_no_process(importing: subprocess.Popen[str]) -> None:
     children = psutil.Process(importing.pid).children()
     os.killpg(importing.pid, signal.SIGINT)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tenfold import paths
-from tenfold.data.summary import Summary
+from tenfold.data.summary import Duplicates, Summary
 from tenfold.errors import TenfoldError
 from tenfold.modeling import checkpoint
 from tenfold.modeling.networks import NetworkSpec, build
@@ -27,10 +27,11 @@ from tenfold.tracking import runs, store
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = NetworkSpec("article", 4, 0.5, 1, (12, 12), ("ant", "bee", "cat"), (0.5,), (0.3,))
+NO_DUPLICATES = Duplicates(copies=0, contradicting=0, val_in_train=0, test_in_train=0, test_in_val=0, removed=0)
 COUNTS = {"train": 50, "val": 20, "test": 33}
 FILES = [
     "calibration.png", "confusion.csv", "confusion.png", "curves.png", "mistakes.png", "per_class.csv", "per_class.png",
-    "predictions.csv", "summary.json",
+    "predictions.csv", "samples.png", "summary.json",
 ]  # fmt: skip
 
 
@@ -50,7 +51,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             np.save(paths.SPLIT / part / "labels.npy", np.arange(count) % 3)
         Summary.model_construct(
             dataset="insects", classes=SPEC.classes, image_shape=(1, 12, 12), counts=COUNTS, per_class={},
-            mean=SPEC.mean, std=SPEC.std, sha256={},
+            imbalance=1.0, mean=SPEC.mean, std=SPEC.std,
+            duplicates=NO_DUPLICATES, skipped={}, sha256={},
         ).save(paths.SUMMARY)  # fmt: skip
         torch.manual_seed(0)
         train(SPEC)

@@ -24,6 +24,7 @@ import numpy as np
 from tenfold import params
 from tenfold.data import images
 from tenfold.data.arrays import Images, Raw
+from tenfold.data.summary import FILES
 from tenfold.errors import TenfoldError
 
 POOL, TEST = "pool", "test"
@@ -112,7 +113,7 @@ def read(folder: Path) -> Raw:
 
 
 def _read(folder: Path) -> Images:
-    files = json.loads((folder / "files.json").read_text(encoding="utf-8"))
+    files = json.loads((folder / FILES).read_text(encoding="utf-8"))
     return Images(np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy"), files)
 
 
@@ -248,7 +249,7 @@ def _decode(root: Path, part: Part, target: Path, size: tuple[int, int], channel
         Job(file, start, [str(root / name) for name in part.files[start : start + FILES_PER_JOB]], size, channels)
         for start in range(0, count, FILES_PER_JOB)
     ]
-    processes = min(len(jobs), _cores())
+    processes = min(len(jobs), cores())
     try:
         with ProcessPoolExecutor(processes) if processes > 1 else nullcontext() as pool:
             results = pool.map(_run, jobs) if pool else map(_run, jobs)
@@ -303,7 +304,7 @@ def _finish(target: Path, part: Part, bad: dict[int, str], classes: Sequence[str
         (target / "kept.npy").replace(file)
     np.save(target / "labels.npy", labels)
     names = [part.files[number] for number in kept]
-    (target / "files.json").write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8")
+    (target / FILES).write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8")
 
 
 def _refusal(root: Path, bad: dict[str, str]) -> TenfoldError:
@@ -316,6 +317,6 @@ def _refusal(root: Path, bad: dict[str, str]) -> TenfoldError:
     )
 
 
-def _cores() -> int:
+def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,6 +6,7 @@ The choice depends on the labels, the sizes and the seed only: the same on every
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tenfold import params
 from tenfold.data.arrays import Images, Raw
-from tenfold.data.summary import PARTS, Duplicates, Summary
+from tenfold.data.summary import FILES, PARTS, Duplicates, Summary
 from tenfold.errors import TenfoldError
 
 Indices = NDArray[np.int64]
@@ -160,7 +161,7 @@ def count_duplicates(ids: Mapping[str, Indices], labels: Mapping[str, Indices], 
 
 
 def save(folder: Path, part: Images, chosen: Indices) -> Images:
-    """Write `images.npy` (uint8 [N, C, H, W]) and `labels.npy` (int64 [N]) into a new folder.
+    """Write `images.npy` (uint8 [N, C, H, W]), `labels.npy` (int64 [N]) and `files.json`, if known, into a new folder.
 
     Args:
         folder: of the part.
@@ -179,6 +180,9 @@ def save(folder: Path, part: Images, chosen: Indices) -> Images:
     written.flush()
     labels = part.labels[chosen]
     np.save(folder / "labels.npy", labels)
+    if part.files:
+        names = [part.files[number] for number in chosen]
+        (folder / FILES).write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8")
     return Images(np.load(file, mmap_mode="r"), labels)
 
 

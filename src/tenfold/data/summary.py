@@ -11,6 +11,8 @@ from tenfold import paths
 from tenfold.errors import TenfoldError
 
 PARTS = ("train", "val", "test")
+FILES = "files.json"
+"""Beside the arrays of a part: the file that each image comes from, where it comes from one of its own."""
 
 
 class Duplicates(BaseModel):

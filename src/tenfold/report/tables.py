@@ -24,17 +24,23 @@ def write_per_class(path: Path, measured: Mapping[str, Measures], classes: Seque
     _write(path, ("set", "class", *PER_CLASS, "support"), rows)
 
 
-def write_predictions(path: Path, measures: Measures, classes: Sequence[str]) -> None:
-    """Write one row per image as CSV: its place in the set, actual and predicted class, probabilities."""
+def write_predictions(
+    path: Path, measures: Measures, classes: Sequence[str], files: Sequence[str] | None = None
+) -> None:
+    """Write one row per image as CSV: its place in the set, or its file, actual and predicted class, probabilities."""
     names = np.array(classes, dtype=object)
     rows = zip(
-        range(measures.n),
+        files or range(measures.n),
         names[measures.actual],
         names[measures.predicted],
         *np.char.mod("%.6f", np.column_stack([measures.confidence, measures.probabilities])).T,
         strict=True,
     )
-    _write(path, ("index", "actual", "predicted", "probability", *(f"p_{name}" for name in classes)), rows)
+    _write(
+        path,
+        ("file" if files else "index", "actual", "predicted", "probability", *(f"p_{name}" for name in classes)),
+        rows,
+    )
 
 
 def write_confusion(path: Path, measures: Measures, classes: Sequence[str]) -> None:

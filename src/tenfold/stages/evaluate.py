@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tenfold import paths
 from tenfold.data.datamodule import Batch, eval_loader
-from tenfold.data.summary import PARTS, Summary
+from tenfold.data.summary import FILES, PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.modeling.networks import NetworkSpec
 from tenfold.modeling.predictor import Predictor
@@ -50,7 +50,7 @@ def run(params: Params) -> None:
     with paths.writing(paths.EVALUATION) as folder, paths.writing(paths.METRICS) as metrics:
         folder.mkdir()
         tables.write_per_class(folder / "per_class.csv", measured, summary.classes)
-        tables.write_predictions(folder / "predictions.csv", measured["test"], summary.classes)
+        tables.write_predictions(folder / "predictions.csv", measured["test"], summary.classes, file_names("test"))
         tables.write_confusion(folder / "confusion.csv", measured["test"], summary.classes)
         draw(measured["test"], summary.classes, params.evaluate.mistakes, folder)
         figures.save(figures.curves(history.read(paths.HISTORY)), folder / "curves.png")
@@ -85,6 +85,12 @@ def predict(trainer: Trainer, predictor: Predictor, images: DataLoader[Batch], p
             "finite: the training diverged. Lower train.learning_rate and train again"
         )
     return logits
+
+
+def file_names(part: str) -> list[str] | None:
+    """The file that each image of a part comes from, if each comes from one."""
+    path = paths.SPLIT / part / FILES
+    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def draw(test: Measures, classes: tuple[str, ...], mistakes: int, folder: Path) -> None:

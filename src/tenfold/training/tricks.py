@@ -184,10 +184,14 @@ def loader_settings(train: Train) -> dict[str, Any]:
     }
     for key, (here, why) in useless.items():
         if settings[key] and here:
-            if rank_zero_only.rank == 0:
-                print(f"train.{key}: {settings[key]} has no effect: {why}", flush=True)
+            _say(f"train.{key}: {settings[key]} has no effect: {why}")
             settings[key] = None if key == "prefetch_factor" else False
     return settings
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _mode(train: Train) -> str:
