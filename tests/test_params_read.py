@@ -30,46 +30,51 @@ def remember(section, prefix=""):
             remember(value, f"{prefix}{name}.")
 
 settings = schema.Params.load()
+own_images = settings.model_copy(update={"data": settings.data.model_copy(update={"dataset": "folder"})})
 remember(settings)
+remember(own_images)
 plain = schema.Section.__getattribute__
 
 def watched(self, name):
     value = plain(self, name)
     prefix = prefixes.get(id(self))
-    if prefix is not None and name in type(self).model_fields and not isinstance(value, schema.Section):
-        seen.add(prefix + name)
+    if prefix is not None and name in type(self).model_fields:
+        (passed if isinstance(value, schema.Section) else seen).add(prefix + name)
     return value
 
 schema.Section.__getattribute__ = watched
 from importlib import import_module
 for stage in sys.argv[2:]:
-    seen = read[stage] = set()
+    seen, passed = set(), set()
+    read[stage] = [seen, passed]
+    if stage == "download":
+        import_module(f"tenfold.stages.{stage}").run(own_images)
     import_module(f"tenfold.stages.{stage}").run(settings)
 with open(sys.argv[1], "w") as file:
-    json.dump({stage: sorted(keys) for stage, keys in read.items()}, file)
+    json.dump({stage: [sorted(keys) for keys in found] for stage, found in read.items()}, file)
 """
 
 
 @pytest.fixture(scope="module")
-def keys_read(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Of each stage the keys that it reads, in a copy of the pipeline with a store of its own."""
+def keys_read(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[set[str]]]:
+    """Of each stage the keys that it reads, and the groups of keys, in a copy of the pipeline with its own store."""
     root = tmp_path_factory.mktemp("read") / "copy"
     shutil.copytree(pipeline.checkout.root, root, ignore=shutil.ignore_patterns("mlflow.db*", "mlruns", "cache"))
     shutil.rmtree(root / "data/split")
     found = root / "read.json"
     Checkout(root).run(sys.executable, "-c", WATCH, str(found), *STAGES)
-    return {stage: set(keys) for stage, keys in json.loads(found.read_text()).items()}
+    return {stage: [set(keys) for keys in pair] for stage, pair in json.loads(found.read_text()).items()}
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_params_deps_are_the_keys_that_the_stage_reads(stage: str, keys_read: dict[str, set[str]]) -> None:
+def test_params_deps_are_the_keys_that_the_stage_reads(stage: str, keys_read: dict[str, list[set[str]]]) -> None:
     stages = YAML(typ="safe").load(Path(__file__).parents[1] / "dvc.yaml")["stages"]
-    declared, read = stages[stage].get("params", []), keys_read[stage]
+    declared, (read, passed_on) = stages[stage].get("params", []), keys_read[stage]
 
     def covers(entry: str, key: str) -> bool:
         return key == entry or key.startswith(f"{entry}.")
 
     missing = {key for key in read - NAMES_RUNS_ONLY if not any(covers(entry, key) for entry in declared)}
     assert not missing, "a change of these would not run the stage again"
-    idle = {entry for entry in declared if not any(covers(entry, key) for key in read)}
+    idle = {entry for entry in declared if not any(covers(entry, key) for key in read | passed_on)}
     assert not idle, "a change of these would run the stage again for nothing"

@@ -157,6 +157,6 @@ def test_a_checkpoint_for_other_data_is_refused(spec: NetworkSpec, named: str, p
 def test_a_diverged_model_is_refused(params: Params) -> None:
     before = outs()
     train(SPEC, spoil=float("nan"))
-    with pytest.raises(TenfoldError, match="logits of 50 of 50 images of data/split/train are not finite"):
+    with pytest.raises(TenfoldError, match="logits of 50 of 50 images of train are not finite"):
         evaluate.run(params)
     assert outs() == before
