@@ -30,7 +30,8 @@ def remember(section, prefix=""):
             remember(value, f"{prefix}{name}.")
 
 settings = schema.Params.load()
-own_images = settings.model_copy(update={"data": settings.data.model_copy(update={"dataset": "folder"})})
+own = settings.data.model_copy(update={"dataset": "folder", "on_bad_file": "skip"})
+own_images = settings.model_copy(update={"data": own})
 remember(settings)
 remember(own_images)
 plain = schema.Section.__getattribute__
@@ -61,6 +62,7 @@ def keys_read(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> d
     root = tmp_path_factory.mktemp("read") / "copy"
     shutil.copytree(pipeline.checkout.root, root, ignore=shutil.ignore_patterns("mlflow.db*", "mlruns", "cache"))
     shutil.rmtree(root / "data/split")
+    (root / "data/example/circle/bad.txt").write_text("no image")
     found = root / "read.json"
     Checkout(root).run(sys.executable, "-c", WATCH, str(found), *STAGES)
     return {stage: [set(keys) for keys in pair] for stage, pair in json.loads(found.read_text()).items()}
