@@ -82,6 +82,26 @@ def export() -> None:
 
 
 @app.command(rich_help_panel=PEOPLE)
+def recipe(
+    name: Annotated[str, typer.Argument(help="Of a recipe; without one, all are listed.")] = "",
+    overrides: Annotated[
+        bool, typer.Option("--overrides", help="Print it as arguments of dvc exp run instead, and change nothing.")
+    ] = False,
+) -> None:
+    """Write a set of values with a name into params.yaml."""
+    from tenfold import recipes
+
+    if not name:
+        for known, meaning in recipes.describe().items():
+            print(f"{known}: {meaning}")
+    elif overrides:
+        print(recipes.overrides(name))
+    else:
+        for key, (before, after) in recipes.apply(name).items():
+            print(f"{key}: {before} → {after}")
+
+
+@app.command(rich_help_panel=PEOPLE)
 def sync() -> None:
     """Bring the MLflow store in line with the files of this checkout."""
     from tenfold.tracking.sync import sync as bring_in_line

@@ -20,7 +20,7 @@ from tenfold.data.summary import FILES, PARTS, Duplicates, Summary
 from tenfold.errors import TenfoldError
 
 Indices = NDArray[np.int64]
-CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 22
 """Of images, that are worked on at a time: memory does not grow with the data set."""
 
 
@@ -214,18 +214,16 @@ def summarise(
 
 def _statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel, on a scale of 0…1."""
-    channels = images.shape[1]
-    histograms = np.zeros((channels, 256), np.int64)
+    n, channels = images.size // images.shape[1], range(images.shape[1])
+    first, second = [0] * len(channels), [0] * len(channels)
     for chunk in _chunks(images):
-        for channel in range(channels):
-            histograms[channel] += np.bincount(chunk[:, channel].ravel(), minlength=256)
-    values = np.arange(256)
-    mean, std = list[float](), list[float]()
-    for histogram in histograms:
-        n, first, second = (int((histogram * values**power).sum()) for power in range(3))
-        mean.append(round(first / n / 255, 6))
-        std.append(round(math.sqrt(n * second - first**2) / n / 255, 6))
-    return tuple(mean), tuple(std)
+        for channel in channels:
+            values = chunk[:, channel].ravel().astype(np.float64)  # whole numbers, exact up to 2^53 in any order
+            first[channel] += int(values.sum())
+            second[channel] += int(values @ values)
+    mean = tuple(round(first[channel] / n / 255, 6) for channel in channels)
+    std = tuple(round(math.sqrt(n * second[channel] - first[channel] ** 2) / n / 255, 6) for channel in channels)
+    return mean, std
 
 
 def _sha256(part: Images) -> str:
