@@ -146,7 +146,10 @@ def spoil(folder: Path) -> dict[str, str]:
     (folder / "cat/loop").symlink_to(folder / "cat/loop")
     (folder / "cat/round").symlink_to(folder / "cat")
     (folder / "bird").symlink_to(outside)
+    (folder / "same").symlink_to(folder / "cat")
     (folder / "readme.md").write_text("about")
+    os.mkfifo(folder / "cat/pipe.png")
+    Path(os.fsdecode(os.fsencode(folder / "cat") + b"/\xff.png")).write_text("x")
     return {
         "cat/notes.txt": "is no image",
         "cat/cut.png": "is damaged",
@@ -155,7 +158,10 @@ def spoil(folder: Path) -> dict[str, str]:
         "cat/loop": "is a link that leads out of data.folder, or nowhere",
         "cat/round": "is a link to a folder",
         "bird": "is a link that leads out",
+        "same": "is a link to a folder",
         "readme.md": "lies in no class folder",
+        "cat/pipe.png": "is no file",
+        "cat/\\udcff.png": "is no image",
     }
 
 
@@ -203,6 +209,8 @@ def test_many_bad_files_are_counted(make: Make, tmp_path: Path) -> None:
         ({"train/a": [1], "train/b": [1], "test": [1]}, "may be read in two ways"),
         ({"train/a": [1], "train/b": [1], "test/a": [1], "val/a": [1]}, "may be read in two ways"),
         ({"train/a": [1], "train/b": [1], "test/a": []}, "has no images: add some, or remove it"),
+        ({"train/a": [1], "val/a": [1]}, "train, val hold no images themselves"),
+        ({"Training/a": [1], "dog": [1]}, "Training hold no images themselves"),
     ],
 )
 def test_layouts_that_are_refused(make: Make, tmp_path: Path, classes: dict[str, list[int]], message: str) -> None:
@@ -223,14 +231,43 @@ def test_a_class_without_a_readable_image_is_refused_also_when_skipping(make: Ma
     assert "no image of class 'dog' can be read" in refusal(folder, tmp_path / "raw", on_bad_file="skip")
 
 
+def test_a_test_set_without_a_readable_image_is_refused_also_when_skipping(make: Make, tmp_path: Path) -> None:
+    folder = make({"train/a": [1], "train/b": [2], "test/a": [3]})
+    (folder / "test/a/0.png").write_text("x")
+    message = refusal(folder, tmp_path / "raw", on_bad_file="skip")
+    assert message == f"data.folder: {folder / 'test'}: no image can be read"
+
+
+def test_train_and_test_are_no_links_and_what_lies_beside_them_is_bad(make: Make, tmp_path: Path) -> None:
+    folder = make({"train/a": [1], "train/b": [2], "test/a": [3]})
+    (folder / "readme.md").write_text("about")
+    raw = imported(folder, tmp_path / "raw", on_bad_file="skip")
+    assert dict(raw.skipped) == {"readme.md": "lies in no class folder"}
+    (folder / "train").rename(tmp_path / "elsewhere")
+    (folder / "train").symlink_to(tmp_path / "elsewhere")
+    assert f"{folder / 'train'}: is a link to a folder" in refusal(folder, tmp_path / "raw2", on_bad_file="skip")
+
+
+def test_the_test_set_does_not_shape_the_size(make: Make, tmp_path: Path) -> None:
+    folder = make({"train/a": [1], "train/b": [2]})
+    make({"test/a": [3] * 5}, size=(30, 30))
+    raw = imported(folder, tmp_path / "raw")
+    assert raw.test is not None
+    assert raw.pool.images.shape[2:] == raw.test.images.shape[2:] == (10, 10)
+
+
 def test_names_in_any_script_and_with_any_character(make: Make, tmp_path: Path) -> None:
     names = ["犬", "Жираф", "ñandú", "a b", "quo'te\"", "new\nline", "😀"]
     folder = make({name: [number] for number, name in enumerate(names)})
     strange = os.fsencode(folder / "a b") + b"/\xff\xfe.png"
     Image.new("L", (12, 10), 42).save(folder / "tmp.png")
     (folder / "tmp.png").rename(os.fsdecode(strange))
+    (folder / "犬").rename(os.fsdecode(os.fsencode(folder) + b"/\xff"))
+    names[0] = "\\udcff"
     raw = imported(folder, tmp_path / "raw")
     assert raw.classes == tuple(sorted(names))
+    assert raw.pool.files is not None
+    assert "a b/\\udcff\\udcfe.png" in json.loads(json.dumps(raw.pool.files, ensure_ascii=False).encode())
     values: dict[str, list[int]] = {name: [] for name in raw.classes}
     for image, label in zip(raw.pool.images, raw.pool.labels, strict=True):
         values[raw.classes[label]].append(int(image.max()))
@@ -242,6 +279,13 @@ def test_a_damaged_import_is_refused_with_the_way_out(make: Make, tmp_path: Path
     imported(make(TWO), tmp_path / "raw")
     (tmp_path / "raw" / file).write_text("broken")
     with pytest.raises(TenfoldError, match="dvc repro -f download"):
+        folders.read(tmp_path / "raw")
+
+
+def test_arrays_that_do_not_go_together_are_refused(make: Make, tmp_path: Path) -> None:
+    imported(make(TWO), tmp_path / "raw")
+    np.save(tmp_path / "raw/pool/labels.npy", np.zeros(3, np.int64))
+    with pytest.raises(TenfoldError, match="5 images, 3 labels, 5 files"):
         folders.read(tmp_path / "raw")
 
 
@@ -287,9 +331,10 @@ def test_a_killed_process_ends_the_import_with_a_message(importing: subprocess.P
 
 
 @pytest.mark.skipif(folders.cores() < 2, reason="one processor decodes in the process itself")
-def test_ctrl_c_leaves_no_process(importing: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_import(importing: subprocess.Popen[str], signal_: signal.Signals) -> None:
     children = psutil.Process(importing.pid).children()
-    os.killpg(importing.pid, signal.SIGINT)
+    importing.send_signal(signal_)
     importing.communicate(timeout=30)
     assert importing.returncode != 0
     assert not psutil.wait_procs(children, timeout=10)[1]

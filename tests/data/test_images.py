@@ -41,6 +41,7 @@ def test_jpeg() -> None:
     decoded = images.decode(content(RED, "JPEG", quality=95), (30, 40), 3)
     assert decoded.has_colour
     assert abs(decoded.pixels.mean((1, 2)) - [200, 10, 20]).max() < 4
+    assert images.decode(content(RED, "JPEG"), (30, 40), 1).has_colour, "that of the file, not of what was made of it"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,28 @@ def test_it_is_turned_upright() -> None:
         assert pixels.sum() == 255
 
 
+def test_it_is_turned_upright_by_exif_data_behind_the_pixels() -> None:
+    image = Image.new("L", (4, 4))
+    image.putpixel((3, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    note = b"eXIf" + exif.tobytes()[6:]
+    chunk = struct.pack(">I", len(note) - 4) + note + struct.pack(">I", zlib.crc32(note))
+    png = content(image)
+    pixels = images.decode(png[:-12] + chunk + png[-12:], (4, 4), 1).pixels
+    assert pixels[0, 3, 3] == 255
+    assert pixels.sum() == 255
+
+
+def test_it_is_turned_upright_by_xmp_data() -> None:
+    image = Image.new("L", (16, 16))
+    image.paste(255, (8, 0, 16, 8))
+    xmp = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+    pixels = images.decode(content(image, "JPEG", xmp=xmp), (16, 16), 1).pixels
+    assert pixels[0, 8:, 8:].mean() > 240
+    assert pixels[0, :8].mean() < 10
+
+
 def test_it_covers_the_target_and_is_cut_from_the_middle() -> None:
     wide = np.zeros((10, 30), np.uint8)
     wide[:, 10:20] = 200
@@ -99,6 +122,15 @@ def test_a_large_jpeg_looks_the_same_when_decoded_at_a_fraction_of_its_size() ->
     fast = images.decode(content(image, "JPEG", quality=95), (32, 32), 1).pixels.astype(int)
     exact = images.decode(content(image), (32, 32), 1).pixels.astype(int)
     assert abs(fast - exact).max() <= 4
+
+
+def test_a_large_jpeg_that_is_turned_keeps_its_detail() -> None:
+    wide = NOISE.resize((2000, 50)).resize((4000, 400))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = images.decode(content(wide, "JPEG", quality=95, exif=exif), (20, 200), 1).pixels
+    expected = images.decode(content(wide.transpose(Image.Transpose.ROTATE_270)), (20, 200), 1).pixels
+    assert abs(turned.astype(int) - expected).mean() < 3
 
 
 def test_the_first_frame_counts() -> None:

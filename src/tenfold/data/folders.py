@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import active_children, parent_process
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -36,6 +38,10 @@ LARGEST_AUTO = 64
 """Side of an image, in pixels, that `image_size: auto` does not go over."""
 FILES_PER_JOB = 500
 LEADS_OUT = "is a link that leads out of data.folder, or nowhere"
+LINK_TO_FOLDER = "is a link to a folder"
+IN_NO_CLASS = "lies in no class folder"
+PART_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
+"""Folders of these names that hold only folders are no classes."""
 SHOWN = 20
 """Bad files that an error names."""
 
@@ -77,14 +83,13 @@ def obtain(data: params.Data, target: Path) -> None:
     """
     root = Path(data.folder)
     classes, parts, bad = _scan(root)
-    everything = [file for part in parts.values() for file in part.files]
-    size, has_colour = _look(root, everything, data)
+    size, has_colour = _look(root, parts[POOL].files, data)  # the test set shapes nothing
     for channels in (data.channels,) if data.channels != "auto" else (3,) if has_colour else (1, 3):
         done = {name: _decode(root, part, target / name, size, channels) for name, part in parts.items()}
         if not any(result.has_colour for result in done.values()):
             break
     for name, result in done.items():
-        bad |= {parts[name].files[number]: why for number, why in result.bad.items()}
+        bad |= {_printable(parts[name].files[number]): why for number, why in result.bad.items()}
     if bad and data.on_bad_file == "fail":
         raise _refusal(root, bad)
     for name, part in parts.items():
@@ -114,7 +119,10 @@ def read(folder: Path) -> Raw:
 
 def _read(folder: Path) -> Images:
     files = json.loads((folder / FILES).read_text(encoding="utf-8"))
-    return Images(np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy"), files)
+    part = Images(np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "labels.npy"), files)
+    if not len(part.images) == len(part.labels) == len(files):
+        raise ValueError(f"{folder.name}: {len(part.images)} images, {len(part.labels)} labels, {len(files)} files")
+    return part
 
 
 def _scan(root: Path) -> tuple[list[str], dict[str, Part], dict[str, str]]:
@@ -125,6 +133,7 @@ def _scan(root: Path) -> tuple[list[str], dict[str, Part], dict[str, str]]:
     places = {POOL: root}
     if _is_in_parts(root):
         places = {POOL: root / "train", TEST: root / "test"}
+        bad |= {_printable(entry.name): IN_NO_CLASS for entry in _entries(root) if not entry.is_dir()}
     folders = {name: _class_folders(place, root, bad) for name, place in places.items()}
     classes = sorted(folders[POOL])
     if len(classes) < 2:
@@ -153,16 +162,21 @@ def _scan(root: Path) -> tuple[list[str], dict[str, Part], dict[str, str]]:
 
 def _is_in_parts(root: Path) -> bool:
     """Whether the folder holds `train` and `test`, each with class folders, instead of the class folders themselves."""
-    names = {entry.name for entry in _entries(root) if entry.is_dir()}
-    holds_folders = {name: all(entry.is_dir() for entry in _entries(root / name)) for name in names}
-    if names == {"train", "test"} and all(holds_folders.values()):
-        return True
-    if {"train", "test"} <= names and (holds_folders["train"] or holds_folders["test"]):
+    folders = {entry.name: entry for entry in _entries(root) if entry.is_dir()}
+    parts = {
+        name
+        for name in folders
+        if name.casefold() in PART_NAMES and all(entry.is_dir() for entry in _entries(root / name))
+    }
+    if parts and not parts == set(folders) == {"train", "test"}:
         raise TenfoldError(
             f"data.folder: {root}: may be read in two ways. Expected `train` and `test` alone, which hold only class "
-            f"folders, or class folders, which hold images; found {', '.join(sorted(names))}"
+            f"folders, or class folders, which hold images; found {', '.join(sorted(folders))}, "
+            f"of which {', '.join(sorted(parts))} hold no images themselves"
         )
-    return False
+    if links := sorted(name for name in parts if folders[name].is_symlink()):
+        raise TenfoldError(f"data.folder: {root / links[0]}: {LINK_TO_FOLDER}: put the folder itself there")
+    return bool(parts)
 
 
 def _class_folders(place: Path, root: Path, bad: dict[str, str]) -> dict[str, Path]:
@@ -170,13 +184,15 @@ def _class_folders(place: Path, root: Path, bad: dict[str, str]) -> dict[str, Pa
     found: dict[str, Path] = {}
     seen: dict[str, str] = {}
     for entry in _entries(place):
-        path = os.path.relpath(entry.path, root)
+        path = _printable(os.path.relpath(entry.path, root))
         if entry.is_symlink() and not _is_inside(entry.path, root):
             bad[path] = LEADS_OUT
         elif not entry.is_dir():
-            bad[path] = "lies in no class folder"
+            bad[path] = IN_NO_CLASS
+        elif entry.is_symlink():  # to another class, say, whose images would count for both
+            bad[path] = LINK_TO_FOLDER
         else:
-            name = unicodedata.normalize("NFC", entry.name)
+            name = unicodedata.normalize("NFC", _printable(entry.name))
             if other := seen.get(name.casefold()):
                 raise TenfoldError(
                     f"data.folder: {place}: the class folders {other!r} and {entry.name!r} differ by case, or by the "
@@ -191,17 +207,16 @@ def _walk(folder: str, root: Path, bad: dict[str, str]) -> Iterator[str]:
     """The files in a folder within `root`, at any depth; both are named by their path within `root`."""
     for entry in _entries(root / folder):
         path = os.path.join(folder, entry.name)  # noqa: PTH118  # there may be millions
-        if not entry.is_symlink():
-            if entry.is_dir():
-                yield from _walk(path, root, bad)
-            else:
-                yield path
-        elif not _is_inside(entry.path, root):
-            bad[path] = LEADS_OUT
-        elif entry.is_dir():
-            bad[path] = "is a link to a folder"
-        else:
+        if entry.is_symlink() and not _is_inside(entry.path, root):
+            bad[_printable(path)] = LEADS_OUT
+        elif entry.is_file():
             yield path
+        elif not entry.is_dir():  # a pipe would be waited for, for ever
+            bad[_printable(path)] = "is no file"
+        elif entry.is_symlink():
+            bad[_printable(path)] = LINK_TO_FOLDER
+        else:
+            yield from _walk(path, root, bad)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -210,6 +225,11 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in LITTER]
     except OSError as error:
         raise TenfoldError(f"data.folder: {folder}: cannot be read ({error.strerror})") from None
+
+
+def _printable(name: str) -> str:
+    """A name that can be written as UTF-8: bytes that are none, which file names may hold, are spelt out."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _is_inside(link: str, root: Path) -> bool:
@@ -251,7 +271,8 @@ def _decode(root: Path, part: Part, target: Path, size: tuple[int, int], channel
     ]
     processes = min(len(jobs), cores())
     try:
-        with ProcessPoolExecutor(processes) if processes > 1 else nullcontext() as pool:
+        workers = ProcessPoolExecutor(processes, initializer=_end_with_parent) if processes > 1 else nullcontext()
+        with workers as pool, _killing_children():
             results = pool.map(_run, jobs) if pool else map(_run, jobs)
             bar = track(
                 results,
@@ -267,6 +288,30 @@ def _decode(root: Path, part: Part, target: Path, size: tuple[int, int], channel
             f"data.folder: {root}: a process that decodes images was killed; is there memory enough?"
         ) from None
     return Done({n: why for one in done for n, why in one.bad.items()}, any(one.has_colour for one in done))
+
+
+@contextmanager
+def _killing_children() -> Iterator[None]:
+    """On Ctrl+C, say, end the processes at once; else the jobs that they have begun would be waited for."""
+    before = set(active_children())
+    try:
+        yield
+    except BaseException:
+        for process in set(active_children()) - before:
+            process.kill()
+        raise
+
+
+def _end_with_parent() -> None:
+    """Have this process end when its parent does, even if that was killed; nobody else would tell it."""
+    parent = parent_process()
+    assert parent, "runs in a process of the pool"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _run(job: Job) -> Done:
@@ -294,6 +339,8 @@ def _finish(target: Path, part: Part, bad: dict[int, str], classes: Sequence[str
     counts = np.bincount(labels, minlength=len(classes))
     if not counts.all() and target.name == POOL:
         raise TenfoldError(f"data.folder: {root}: no image of class {classes[int(counts.argmin())]!r} can be read")
+    if not kept:
+        raise TenfoldError(f"data.folder: {root / 'test'}: no image can be read")
     if bad:
         file = target / "images.npy"
         rows = np.load(file, mmap_mode="r")
@@ -303,7 +350,7 @@ def _finish(target: Path, part: Part, bad: dict[int, str], classes: Sequence[str
         fewer.flush()
         (target / "kept.npy").replace(file)
     np.save(target / "labels.npy", labels)
-    names = [part.files[number] for number in kept]
+    names = [_printable(part.files[number]) for number in kept]
     (target / FILES).write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8")
 
 

@@ -17,6 +17,8 @@ MAX_PIXELS = 89_478_485
 """Of an image; a larger one is taken for a decompression bomb. Pillow's own limit."""
 GREY = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L"}
 """Modes of images without colour."""
+NOTES = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp", "transparency"}
+"""Where Pillow puts what says how an image is to be turned, and which of its colours is transparent."""
 NO_RANGE = {"I", "F"}
 """Modes whose values have no known range."""
 
@@ -55,15 +57,17 @@ def decode(content: bytes, size: tuple[int, int] | None, channels: int) -> Decod
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             _check(image)
+            has_colour = image.mode not in GREY  # `draft` may leave the colour out
             target = (size[1], size[0]) if size else image.size
+            if size:  # a large JPEG is decoded at a fraction of its size; it may have to be turned
+                image.draft(mode, (2 * max(target), 2 * max(target)))
+            image.load()  # a PNG may have its EXIF data behind the pixels
             if image.mode == mode and image.size == target and not _has_notes(image):
-                return Decoded(_pixels(image), mode == "RGB")
-            if size:
-                image.draft(mode, (2 * target[0], 2 * target[1]))  # a large JPEG is decoded at a fraction of its size
+                return Decoded(_pixels(image), has_colour)
             upright = ImageOps.exif_transpose(image) if _has_notes(image) else image
             flat = _flatten(upright).convert(mode)
             fitted = ImageOps.fit(flat, target, Image.Resampling.BILINEAR) if size else flat
-            return Decoded(_pixels(fitted), image.mode not in GREY)
+            return Decoded(_pixels(fitted), has_colour)
     except BadImageError:
         raise
     except Exception as error:  # Pillow raises almost anything on damaged files
@@ -94,8 +98,8 @@ def _check(image: Image.Image) -> None:
 
 
 def _has_notes(image: Image.Image) -> bool:
-    """Whether there may be an EXIF orientation or a transparent colour."""
-    return image.format == "TIFF" or "exif" in image.info or "transparency" in image.info
+    """Whether there may be an orientation (in EXIF or XMP data) or a transparent colour."""
+    return image.format == "TIFF" or not NOTES.isdisjoint(image.info)
 
 
 def _flatten(image: Image.Image) -> Image.Image:
