@@ -95,6 +95,7 @@ def prepare(folder: Path, settings: dict[str, object]) -> Path:
 
     folder.mkdir()
     shutil.copy(PROJECT / "dvc.yaml", folder)
+    (folder / "src").symlink_to(PROJECT / "src")
     with (folder / "params.yaml").open("w", encoding="utf-8") as file:
         YAML(typ="safe", pure=True).dump(settings, file)
     return folder

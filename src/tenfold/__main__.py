@@ -203,6 +203,8 @@ def main() -> None:
 
 def _leave() -> None:
     """End at once. Python takes seconds to dismantle torch, and in those a kill would undo a finished stage."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the work is done
+        signal.signal(number, signal.SIG_IGN)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -215,7 +215,7 @@ def test_what_could_not_be_sent_is_sent_by_sync(project: Path, params: Params, f
     assert data.data.tags[provenance.PRECISION] == "32-true"
     assert data.data.params["data.dataset"] == "mnist"
     assert (1, 0.5) in curve(run.id)
-    assert records.holds(run.id, "checkpoint")
+    assert records.holds(run.id, "checkpoint", Path("models/best.ckpt"))
     assert [found.info.run_id for found in all_runs() if runs.MODEL in found.data.tags] == [run.id]
     assert not left.exists()
 

@@ -145,5 +145,5 @@ def test_no_point_is_lost(server: Server, params: Params, monkeypatch: pytest.Mo
     ended = store.client().get_run(run.id)
     assert (ended.info.status, ended.data.tags[runs.RECORD]) == ("FINISHED", runs.WHOLE)
     assert ended.data.params["data.dataset"] == "mnist"
-    assert records.holds(run.id, "checkpoint")
+    assert records.holds(run.id, "checkpoint", Path("models/best.ckpt"))
     assert store.client().get_model_version_by_alias("tenfold-mnist", "champion").run_id == run.id

@@ -94,6 +94,8 @@ class Classifier(Predictor):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _log_epoch(self, part: str, loss: MeanMetric, acc: MulticlassAccuracy) -> None:
-        self.log_dict({f"{part}/loss": loss.compute(), f"{part}/acc": acc.compute()})
+        # The curves of train are sent by `History`: Lightning would do so after the epoch's checkpoint, and a kill
+        # between the two would lose a point.
+        self.log_dict({f"{part}/loss": loss.compute(), f"{part}/acc": acc.compute()}, logger=None if part == "val" else False)
         loss.reset()
         acc.reset()

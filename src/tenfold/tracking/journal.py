@@ -62,7 +62,8 @@ class Journal:
         self._earlier: set[tuple[str, int]] = set()
         self._sent = self._begin = self._size = 0
         self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), threading.Event()
-        self._epoch_ended = self._failing = False
+        self._epoch_ended = self._failing = self._gave_up = False
+        self.is_open = False
         self._stream: BinaryIO | None = None
         for end, record in _records(file):
             self._size = end
@@ -81,6 +82,7 @@ class Journal:
         """Say who writes from now on. What ended before has not ended."""
         self._append({"opened": facts})
         self._begin = self._size
+        self.is_open = True
 
     def feed(self, run_id: str) -> None:
         """Send to this run: all that it has not got yet."""
@@ -111,12 +113,17 @@ class Journal:
         self._append({"tags": dict(tags)})
 
     def flush(self, wait_s: float | None = None) -> bool:
-        """Send everything now; whether it was sent before the time was over."""
-        deadline, target = time.monotonic() + (LAST_WAIT_S if wait_s is None else wait_s), self._size
+        """Send everything now; whether it was sent before the time was over. That is waited for once."""
+        if self._thread.ident is None:
+            self.start()
+        longest = 0.5 if self._gave_up else LAST_WAIT_S
+        deadline, target = time.monotonic() + min(longest, longest if wait_s is None else wait_s), self._size
         while self._sent < target and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.01)
-        return self._sent >= target
+        sent = self._sent >= target
+        self._gave_up = not sent and (self._gave_up or wait_s is None)
+        return sent
 
     def end(self, status: str, why: str = "") -> None:
         """End the run: `FINISHED`, or `FAILED` or `KILLED` and why."""
@@ -226,10 +233,13 @@ def _records(file: Path, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]
         stream.seek(start)
         for line in stream:
             start += len(line)
+            if not line.endswith(b"\n"):
+                return
             try:
-                record = json.loads(line) if line.endswith(b"\n") else None
+                record = json.loads(line)
             except ValueError:
                 record = None
-            if not isinstance(record, dict):
-                return
-            yield start, record
+            if isinstance(record, dict):
+                yield start, record
+            else:
+                warnings.warn(f"{file}: a damaged line ends at byte {start}; it is passed over", stacklevel=2)

@@ -26,7 +26,7 @@ from tenfold.tracking.journal import now_ms
 from tenfold.tracking.runs import Run
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import LoggedModel, Metric
     from mlflow.entities.model_registry import ModelVersion
 
 SERVING_CODE = Path(tenfold.serving.__file__).with_name("model.py")
@@ -36,7 +36,7 @@ DIGEST_CHARACTERS = 32
 """Of a data set's hash, as its digest in MLflow, which takes no more than 36."""
 
 
-@runs.tolerant
+@runs.tolerant_of()
 def record_inputs(run: Run, root: Path, params: Params) -> None:
     """Log every setting under its dotted name, and train, val and test as the run's inputs, known by their hashes.
 
@@ -96,8 +96,13 @@ def _tensors(dtype: str, shape: list[int]) -> str:
 
 
 def record_tuning(run: Run, root: Path, params: Params) -> None:
-    """Fill the run of the tune stage, and make it known by the hash of what it found."""
-    _record_stage(run, root, params, {runs.TUNE: runs.file_sha256(root / paths.TUNE_RESULT)}, {"tune": paths.TUNE})
+    """Fill the run of the tune stage, and make it known by the hash of what it wrote."""
+    _record_stage(run, root, params, {runs.TUNE: tune_sha256(root)}, {"tune": paths.TUNE})
+
+
+def tune_sha256(root: Path) -> str:
+    """The identity of a tuning. Its curves are part of it: two of them may find the same rate."""
+    return _files_sha256(root, _files(root, paths.TUNE))
 
 
 def record_training(run: Run, root: Path, params: Params) -> None:
@@ -111,7 +116,7 @@ def record_training(run: Run, root: Path, params: Params) -> None:
     _record_stage(run, root, params, identity, files)
 
 
-@runs.tolerant
+@runs.tolerant_of("the checkpoints and the profiler's report beside its outs are lost")
 def record_kept(run: Run, folder: Path) -> None:
     """Log what a training leaves beside its outs, and so cannot be replayed: kept checkpoints, a profiler's report."""
     for pattern, place in (("*.ckpt", "checkpoint/kept"), ("*profile*", "profile")):
@@ -125,16 +130,17 @@ def _record_stage(run: Run, root: Path, params: Params, identity: dict[str, str]
     _fill(run, root, params, identity, files)
 
 
-@runs.tolerant
+@runs.tolerant_of()
 def _fill(run: Run, root: Path, params: Params, identity: dict[str, str], files: Mapping[str, Path]) -> None:
     client = store.client()
     if runs.MODEL in identity:
         started = client.get_run(run.id).info.start_time
         store.log_points(run.id, _missing_points(run.id, root / paths.HISTORY, started))
-        tune_run = runs.find_tune_run(runs.file_sha256(root / paths.TUNE_RESULT))
+        tune_run = runs.find_tune_run(tune_sha256(root))
         identity = identity | ({runs.TUNE_RUN: tune_run} if tune_run else {})
     tags = client.get_run(run.id).data.tags
-    if (identity | {runs.RECORD: runs.WHOLE}).items() <= tags.items() and holds(run.id, next(iter(files))):
+    whole = all(holds(run.id, folder, root / path) for folder, path in files.items())
+    if whole and (identity | {runs.RECORD: runs.WHOLE}).items() <= tags.items():
         return
     _log_params(run.id, params.flat() | _tuned(root))
     _log_dataset(run.id, root)
@@ -143,9 +149,10 @@ def _fill(run: Run, root: Path, params: Params, identity: dict[str, str], files:
     run.tag(identity | {runs.RECORD: runs.WHOLE})
 
 
-def holds(run_id: str, folder: str) -> bool:
-    """Whether a run's artifacts in a folder are there: the database knows of them, but may have survived them."""
-    return bool(store.client().list_artifacts(run_id, folder))
+def holds(run_id: str, folder: str, path: Path) -> bool:
+    """Whether a run's artifacts have a file, or the files of a folder: the database may have survived them."""
+    names = {file.name for file in path.iterdir()} if path.is_dir() else {path.name}
+    return names <= {Path(item.path).name for item in store.client().list_artifacts(run_id, folder)}
 
 
 def _tuned(root: Path) -> dict[str, Any]:
@@ -176,6 +183,13 @@ def _missing_points(run_id: str, history: Path, time_ms: int) -> list[Metric]:
 
 @store.answering()
 def record_evaluation(run_id: str, root: Path) -> None:
+    """Log the evaluation on a run, and on other runs of that model that have none: those of equal trainings."""
+    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
+    for run in (run_id, *runs.others(model, run_id, without=runs.EVALUATION)):
+        _record_evaluation(run, root)
+
+
+def _record_evaluation(run_id: str, root: Path) -> None:
     """Log the evaluation's numbers (`test/acc`, `test/ece`, …), pictures and tables.
 
     `train/loss`, `val/acc` and so on are names of curves too. The numbers of the best checkpoint go one step
@@ -185,9 +199,11 @@ def record_evaluation(run_id: str, root: Path) -> None:
 
     client = store.client()
     content = _files_sha256(root, [paths.METRICS, *_files(root, paths.EVALUATION)])
-    known = client.get_run(run_id).data.tags.get(runs.EVALUATION) == content
-    if known and holds(run_id, "evaluate"):
+    before = client.get_run(run_id).data
+    if before.tags.get(runs.EVALUATION) == content and holds(run_id, "evaluate", root / paths.EVALUATION):
         return
+    client.log_artifact(run_id, str(root / paths.METRICS), "evaluate")
+    client.log_artifacts(run_id, str(root / paths.EVALUATION), "evaluate")
     metrics = _metrics(root)
     extra = _read_json(root / paths.EVALUATION / "summary.json")
     numbers = {
@@ -199,9 +215,9 @@ def record_evaluation(run_id: str, root: Path) -> None:
     } | metrics
     step = 1 + max((latest.step for latest in _latest(run_id, metrics)), default=-1)
     now = now_ms()
-    store.log_points(run_id, [Metric(name, value, now, step) for name, value in numbers.items() if not known])
-    client.log_artifact(run_id, str(root / paths.METRICS), "evaluate")
-    client.log_artifacts(run_id, str(root / paths.EVALUATION), "evaluate")
+    # What an earlier try got through is not sent again.
+    new = {name: value for name, value in numbers.items() if before.metrics.get(name) != value}
+    store.log_points(run_id, [Metric(name, value, now, step) for name, value in new.items()])
     store.set_tags(run_id, {runs.EVALUATION: content})
 
 
@@ -233,14 +249,16 @@ def record_model(run_id: str, root: Path, params: Params) -> ModelVersion:
     with store.lock():
         version = registry.find(name, identity)
         if version is None:
-            model = _logged_model(run_id, identity) or _log_model(run_id, root, summary, identity)
+            ready = _own_model(run_id, identity, "READY")
+            model = str(ready.model_id) if ready else _log_model(run_id, root, summary, identity)
             version = registry.register(name, model, run_id, identity=identity, metrics=_metrics(root), summary=summary)
     logged = registry.logged_model(version)
     if not client.list_logged_model_artifacts(logged):
         _log_files(logged, root)
-    if logged not in _outputs(run_id):
-        client.log_outputs(run_id, [LoggedModelOutput(logged, step=0)])
-    store.set_tags(run_id, {runs.VERSION: f"{version.name}/{version.version}"})
+    for run in (run_id, *runs.others(identity[runs.MODEL], run_id, without=runs.VERSION)):
+        if logged not in _outputs(run):
+            client.log_outputs(run, [LoggedModelOutput(logged, step=0)])
+        store.set_tags(run, {runs.VERSION: f"{version.name}/{version.version}"})
     return version
 
 
@@ -249,13 +267,13 @@ def _outputs(run_id: str) -> list[str]:
     return [output.model_id for output in outputs.model_outputs] if outputs else []
 
 
-def _logged_model(run_id: str, identity: Mapping[str, str]) -> str | None:
-    """The id of a model that the run has already: its export was cut short, or its version deleted."""
+def _own_model(run_id: str, identity: Mapping[str, str], status: str) -> LoggedModel | None:
+    """A model that the run has already: an export was cut short (PENDING or READY), or its version was deleted."""
     client = store.client()
     experiment = client.get_run(run_id).info.experiment_id
     models = client.search_logged_models([experiment], filter_string=f"source_run_id = '{run_id}'")
-    same = (model for model in models if model.status == "READY" and identity.items() <= model.tags.items())
-    return next((str(model.model_id) for model in same), None)
+    same = (model for model in models if model.status == status and identity.items() <= model.tags.items())
+    return next(same, None)
 
 
 def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str, str]) -> str:
@@ -264,7 +282,7 @@ def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str,
 
     client = store.client()
     run = client.get_run(run_id)
-    model = client.create_logged_model(
+    model = _own_model(run_id, identity, "PENDING") or client.create_logged_model(
         run.info.experiment_id,
         name="model",
         source_run_id=run_id,

@@ -36,7 +36,7 @@ TUNING = "tenfold-tune"
 MODEL = "tenfold.model_sha256"
 """Tag: the hash of `models/best.ckpt`. It makes a run that model's."""
 TUNE = "tenfold.tune_sha256"
-"""Tag of a run of the tune stage: the hash of `reports/tune/tune.json`."""
+"""Tag of a run of the tune stage: the hash of `reports/tune/`."""
 TUNE_RUN = "tenfold.tune_run"
 """Tag: the id of the run that found the learning rate and the batch size."""
 EVALUATION = "tenfold.evaluation_sha256"
@@ -76,25 +76,34 @@ class Run:
             store.set_tags(self.id, tags)
 
 
-def tolerant(record: Callable[Concatenate[Run, P], None]) -> Callable[Concatenate[Run, P], None]:
-    """Make a function that fills a run do nothing without an id, and only warn if the store of a live run is away."""
+def tolerant_of(
+    loss: str = "`tenfold sync` adds the rest",
+) -> Callable[[Callable[Concatenate[Run, P], None]], Callable[Concatenate[Run, P], None]]:
+    """Make a function that fills a run do nothing without an id, and only warn if the store of a live run is away.
 
-    @functools.wraps(record)
-    def call(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if not run.id:
-            return
-        try:
-            if run.journal and not run.journal.flush():
-                raise store.StoreError("the MLflow store is away")
-            with store.answering():
-                record(run, *args, **kwargs)
-        except store.StoreError as error:
-            if not run.journal:
-                raise
-            run.tag({RECORD: PARTLY})
-            warnings.warn(f"MLflow run {run.id} is incomplete; `tenfold sync` adds the rest: {error}", stacklevel=2)
+    Args:
+        loss: what is said of that which did not arrive.
+    """
 
-    return call
+    def decorate(record: Callable[Concatenate[Run, P], None]) -> Callable[Concatenate[Run, P], None]:
+        @functools.wraps(record)
+        def call(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            if not run.id:
+                return
+            try:
+                if run.journal and not run.journal.flush():
+                    raise store.StoreError("the MLflow store is away")
+                with store.answering():
+                    record(run, *args, **kwargs)
+            except store.StoreError as error:
+                if not run.journal:
+                    raise
+                run.tag({RECORD: PARTLY})
+                warnings.warn(f"MLflow run {run.id} is incomplete; {loss}: {error}", stacklevel=2)
+
+        return call
+
+    return decorate
 
 
 @contextmanager
@@ -127,16 +136,18 @@ def open_run(
         return
     file = (folder / journal.NAME) if folder else journal.folder() / f"{uuid.uuid4().hex}.jsonl"
     book = None if root else Journal(file)
-    with store.answering():
-        outer = outer_run() if experiment == TRAINING else None
-        known = provenance.source_tags(root or Path()) | (provenance.machine_tags() if book else {}) | dict(tags or {})
-        run = Run(_enter(experiment, name, outer, book, known), book)
-        tidy(but=file)
+    run, outer = Run("", book), None
     try:
-        with _sigterm_raises(), _system_metrics(book) if book else nullcontext():
-            yield run
+        with _sigterm_raises():
+            with store.answering():
+                outer = outer_run() if experiment == TRAINING else None
+                tidy(but=file)
+                known = provenance.source_tags(root or Path()) | (provenance.machine_tags() if book else {})
+                run = Run(_enter(experiment, name, outer, book, known | dict(tags or {})), book)
+            with _system_metrics(book) if book else nullcontext():
+                yield run
     except BaseException as error:
-        _end(run, outer, error)
+        _end(Run(run.id or (book.run_id if book and book.is_open else ""), book), outer, error)
         raise
     _end(run, outer)
 
@@ -210,9 +221,17 @@ def tidy(but: Path | None = None) -> None:
     client = store.client()
     experiments = [found.experiment_id for found in client.search_experiments()]
     for run in client.search_runs(experiments, "attributes.status = 'RUNNING'"):
-        if provenance.is_gone(run.data.tags.get(PROCESS, "")):
+        being_filled = run.info.run_id == os.environ.get("MLFLOW_RUN_ID")  # its `mlflow run` may be gone, we are not
+        if not being_filled and provenance.is_gone(run.data.tags.get(PROCESS, "")):
             store.set_tags(run.info.run_id, {ERROR: "its process is gone: SIGKILL, or the machine went off"})
             client.set_terminated(run.info.run_id, "KILLED")
+
+
+def end_abandoned(run_id: str) -> None:
+    """End a run, all of which is there, if it is the outer one and its `mlflow run`, which should do so, is gone."""
+    outer = outer_run()
+    if outer and outer.info.run_id == run_id and provenance.is_gone(outer.data.tags.get(PROCESS, "")):
+        store.client().set_terminated(run_id, "FINISHED")
 
 
 def _deliver(file: Path) -> None:
@@ -244,8 +263,16 @@ def find_run(model_sha256: str) -> str | None:
     return find(experiments, MODEL, model_sha256)
 
 
+def others(model_sha256: str, run_id: str, without: str) -> list[str]:
+    """The ids of other runs of a model that lack a tag: two equal trainings may have been done at once."""
+    client = store.client()
+    experiments = [found.experiment_id for found in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`{MODEL}` = '{model_sha256}'")
+    return [str(run.info.run_id) for run in found if run.info.run_id != run_id and without not in run.data.tags]
+
+
 def find_tune_run(tune_sha256: str) -> str | None:
-    """The id of the newest run of the tune stage that wrote that `tune.json`."""
+    """The id of the newest run of that tuning (`records.tune_sha256`)."""
     found = store.client().get_experiment_by_name(TUNING)
     return find([found.experiment_id], TUNE, tune_sha256) if found else None
 
@@ -290,9 +317,12 @@ def file_sha256(path: Path) -> str:
 
 def _end(run: Run, outer: MlflowRun | None, error: BaseException | None = None) -> None:
     """End a run. A store that fails now must neither hide the error of the block nor undo its work."""
+    if not run.id:  # nothing was begun
+        return
     error = _reason(error)
     killed = isinstance(error, KeyboardInterrupt | Terminated)
-    status = "KILLED" if killed else "FAILED" if error else "" if outer else "FINISHED"
+    ends_by_itself = outer and not provenance.is_gone(outer.data.tags.get(PROCESS, ""))
+    status = "KILLED" if killed else "FAILED" if error else "" if ends_by_itself else "FINISHED"
     why = f"{type(error).__name__}: {error}".removesuffix(": ") if error else ""
     if run.journal:
         if status:

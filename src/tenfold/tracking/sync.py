@@ -76,6 +76,7 @@ def sync(root: Path, run_id: str | None = None) -> str:
         version = records.record_model(run_id, root, params)
         if registry.DECISION not in version.tags:
             registry.promote(version, params.export)
+    runs.end_abandoned(run_id)
     return run_id
 
 
@@ -86,7 +87,10 @@ def _replay(run_id: str, root: Path, params: Params) -> None:
     if tags.get(runs.MODEL, model) != model:
         raise TenfoldError(f"MLflow run {run_id} is that of another model than {paths.BEST_CHECKPOINT}")
     _replay_tuning(root, params)
-    if runs.MODEL not in tags or not records.holds(run_id, "checkpoint"):
+    recorded_live = "tenfold.host" in tags
+    if not recorded_live and not (
+        runs.MODEL in tags and records.holds(run_id, "checkpoint", root / paths.BEST_CHECKPOINT)
+    ):
         store.set_tags(run_id, _replayed(root))
     records.record_training(Run(run_id), root, params)
     if _usable(root, "evaluate", paths.METRICS, params):
@@ -96,10 +100,9 @@ def _replay(run_id: str, root: Path, params: Params) -> None:
 def _replay_tuning(root: Path, params: Params) -> None:
     """Make the run of the tune stage, if something was searched for and there is none."""
     found = json.loads((root / paths.TUNE_RESULT).read_text(encoding="utf-8"))
-    run_id = runs.find_tune_run(runs.file_sha256(root / paths.TUNE_RESULT))
-    if all(value["source"] == "params" for value in found.values()) or (run_id and records.holds(run_id, "tune")):
+    if all(value["source"] == "params" for value in found.values()):
         return
-    if run_id:
+    if run_id := runs.find_tune_run(records.tune_sha256(root)):
         records.record_tuning(Run(run_id), root, params)
         return
     with runs.open_run(runs.TUNING, f"{params.data.dataset} {params.model.network}", root=root) as run:
@@ -144,14 +147,21 @@ def _mismatch(root: Path, stage: str, params: Params) -> str | None:
         if key in settings and settings[key] != value:
             return f"{paths.PARAMS}: {key} is {settings[key]!r}, but stage {stage} was run with {value!r}"
     made = {out["path"]: out.get("md5") for other in stages.values() for out in other.get("outs", [])}
+    whole = (root / ".dvc").is_dir()  # a copy of `FILES` lacks some of the split
     for item in entry.get("deps", []) + entry.get("outs", []):
-        file, md5 = Path(item["path"]), item.get("md5")
-        is_product = file.parts[0] in {"models", "reports"} and (root / file).is_file()
-        if made.get(item["path"], md5) != md5 or (is_product and _md5(root / file) != md5):
-            return f"{file}: is not the one that stage {stage} knows"
+        path, md5 = Path(item["path"]), item.get("md5")
+        is_product = path.parts[0] in {"data", "models", "reports"} and (root / path).exists()
+        checked = is_product and (whole or (root / path).is_file())
+        if made.get(item["path"], md5) != md5 or (checked and _md5(root / path) != md5):
+            return f"{path}: is not the one that stage {stage} knows"
     return None
 
 
-def _md5(file: Path) -> str:
-    with file.open("rb") as content:
+def _md5(path: Path) -> str:
+    """The hash of a file or a folder, as DVC takes it."""
+    if path.is_dir():
+        files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
+        listed = json.dumps([{"md5": _md5(file), "relpath": name} for name, file in files], sort_keys=True)
+        return f"{hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest()}.dir"
+    with path.open("rb") as content:
         return hashlib.file_digest(content, "md5").hexdigest()

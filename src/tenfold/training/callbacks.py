@@ -32,7 +32,7 @@ class EpochSeed(Callback):
 
 
 class SpeedMonitor(Callback):
-    """Logs `throughput/samples_per_s` once per epoch (training steps only, all ranks), `lr` as it moves, `time/fit_s`.
+    """Measures `throughput/samples_per_s` of each epoch (training steps only, all ranks), `lr` and `time/fit_s`.
 
     The time is that of all epochs, validation included; of a training that was interrupted, those of earlier processes
     count as far as they were finished.
@@ -76,9 +76,9 @@ class SpeedMonitor(Callback):
                 logger.log_metrics({"lr": _learning_rate(trainer)}, step=trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the epoch's speed, and the rate that the next step would take."""
+        """Tell the epoch's speed, and the rate that the next step would take."""
         speed = self._samples * trainer.world_size / self._seconds
-        pl_module.log_dict({"throughput/samples_per_s": speed, "lr": _learning_rate(trainer)})
+        pl_module.log_dict({"throughput/samples_per_s": speed, "lr": _learning_rate(trainer)}, logger=False)
 
     def _fit_s(self) -> float:
         return self._earlier + time.perf_counter() - self._started

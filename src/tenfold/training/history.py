@@ -14,6 +14,8 @@ from pytorch_lightning.callbacks import Checkpoint
 from tenfold.errors import TenfoldError
 
 COLUMNS = ("epoch", "step", "lr", "train/loss", "train/acc", "val/loss", "val/acc")
+POINTS = ("train/loss", "train/acc", "lr", "throughput/samples_per_s")
+"""Metrics that are sent to the loggers here, before the epoch's checkpoint: a kill after that then loses no point."""
 
 
 class History(Checkpoint):
@@ -45,6 +47,9 @@ class History(Checkpoint):
             )
         row |= {name: round(metrics[name].item(), 6) for name in COLUMNS[3:] if name in metrics}
         self.rows.append(row)
+        points = {name: metrics[name].item() for name in POINTS if name in metrics}
+        for logger in trainer.loggers:
+            logger.log_metrics(points | {"epoch": trainer.current_epoch}, step=trainer.global_step - 1)
         if trainer.is_global_zero:
             self._announce(row)
 

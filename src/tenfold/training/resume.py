@@ -82,6 +82,7 @@ def resume_folder(params: Params) -> Iterator[Path]:
         yield folder
         folder.replace(done)  # at once, so that a kill leaves no half of it
         shutil.rmtree(done)
+        Path(lock.lock_file).unlink(missing_ok=True)
     finally:
         lock.release()
 
@@ -116,10 +117,15 @@ class CheckpointFiles(TorchCheckpointIO):
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-        except RuntimeError as error:  # torch's, in place of the signal that came while it wrote
-            raise (
-                error.__context__ if isinstance(error.__context__, KeyboardInterrupt | SystemExit) else error
-            ) from None
+        except (RuntimeError, OSError) as error:
+            cause = (
+                error.__context__
+            )  # torch raises its own error in place of a signal, or a full disk, while it writes
+            if isinstance(cause, KeyboardInterrupt | SystemExit):
+                raise cause from None
+            if why := next((e.strerror for e in (error, cause) if isinstance(e, OSError)), None):
+                raise TenfoldError(f"{path}: the checkpoint cannot be written ({why})") from None
+            raise
 
 
 class StayStopped(Callback):
