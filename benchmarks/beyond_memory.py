@@ -86,6 +86,7 @@ def measure(root: Path, count: int, rounds: int) -> None:
         memory["train"] = max(memory.get("train", 0), peak)
         speeds["mapped"].append(speed)
         speeds["in memory"].append(run(small, "train")[1])
+    memory |= {stage: run(large, stage)[0] for stage in ("evaluate", "export")}
     report(count, memory, speeds)
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from dvc.utils.hydra import apply_overrides, to_hydra_overrides
 
 from tenfold import recipes
 from tenfold.errors import TenfoldError
@@ -54,9 +55,6 @@ def test_a_recipe_changes_what_it_says_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_as_arguments_means_the_same_to_dvc(name: str) -> None:
-    from dvc.utils.hydra import to_hydra_overrides  # type: ignore[import-not-found]
-    from dvc.utils.hydra import apply_overrides
-
     arguments = shlex.split(recipes.overrides(name))
     assert arguments[::2] == ["-S"] * len(recipes.load(name))
     apply_overrides("params.yaml", to_hydra_overrides(arguments[1::2]))

@@ -234,7 +234,9 @@ class Train(Section):
         description="Keep loader processes from epoch to epoch; `auto`: if there are any."
     )
     prefetch_factor: Auto | PositiveInt = Field(description="Batches that each loader process is ahead; `auto`: 2.")
-    eval_batch_size: PositiveInt = Field(description="Batch size of validation: no gradients, so larger.")
+    eval_batch_size: Auto | PositiveInt = Field(
+        description="Batch size of validation: no gradients, so larger. `auto`: 1,000, or fewer of large images."
+    )
     profiler: Literal["simple", "advanced", "pytorch"] | None = Field(
         description="Lightning profiler; its report goes to MLflow."
     )
@@ -257,7 +259,7 @@ class Train(Section):
 class Evaluate(Section):
     """How the best checkpoint is measured."""
 
-    batch_size: PositiveInt = Field(description="Images at a time.")
+    batch_size: Auto | PositiveInt = Field(description="Images at a time. `auto`: 1,000, or fewer of large ones.")
     calibration_bins: PositiveInt = Field(description="Bins of the expected calibration error; 15 is customary.")
     mistakes: Annotated[int, Field(ge=1, le=100)] = Field(description="Number of worst mistakes in the picture.")
 

@@ -69,13 +69,26 @@ def test_drawing_batches_leaves_the_global_generator_alone(split: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_the_images_without_overlap(world_size: int) -> None:
+def test_ranks_share_the_images_without_overlap(split: Path, world_size: int) -> None:
     ranks = [TrainBatches(103, 8, seed=1, rank=rank, world_size=world_size) for rank in range(world_size)]
     drawn = [[int(p) for batch in rank for p in batch] for rank in ranks]
     assert len({len(rank) for rank in ranks}) == 1
     assert len({p for rank in drawn for p in rank}) == sum(map(len, drawn))
-    seen = [int(p) for rank in range(world_size) for batch in EvalBatches(103, 8, rank, world_size) for p in batch]
+    seen = [
+        int(p)
+        for rank in range(world_size)
+        for batch in EvalBatches(ImageSet(split / "train"), 8, rank, world_size)
+        for p in batch
+    ]
     assert sorted(seen) == list(range(103))
+
+
+def test_fewer_large_images_at_a_time(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [len(labels) for _, labels in eval_loader(split / "train", "auto")] == [103]
+    monkeypatch.setattr(datamodule, "EVAL_VALUES", 40 * 16)
+    assert [len(labels) for _, labels in eval_loader(split / "train", "auto")] == [40, 40, 23]
+    monkeypatch.setattr(datamodule, "EVAL_VALUES", 1)
+    assert len(eval_loader(split / "val", "auto")) == 23
 
 
 def test_a_batch_larger_than_the_data_is_all_of_it() -> None:

@@ -18,7 +18,9 @@ from tenfold.errors import TenfoldError
 Batch = tuple[Tensor, Tensor]
 
 
+Auto = Literal["auto"]
 Backend = Literal["auto", "memory", "mmap"]
+EVAL_VALUES = 1 << 22
 FITS_MEMORY = 1 << 30
 """Bytes of images up to which `auto` reads a part of the split into memory."""
 
@@ -89,10 +91,15 @@ class TrainBatches(Sampler[Tensor]):
 
 
 class EvalBatches(Sampler[Tensor]):
-    """All positions in order, in batches; with several ranks, each takes every `world_size`-th image."""
+    """All positions in order, in batches; with several ranks, each takes every `world_size`-th image.
 
-    def __init__(self, count: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        self.batches = torch.arange(rank, count, world_size).split(batch_size)
+    `auto` is a batch of 1,000, or as many images as have 4 million values together.
+    """
+
+    def __init__(self, images: ImageSet, batch_size: Auto | int, rank: int = 0, world_size: int = 1) -> None:
+        fitting = max(1, min(1000, EVAL_VALUES // images.images[0].numel()))
+        size = fitting if batch_size == "auto" else batch_size
+        self.batches = torch.arange(rank, len(images), world_size).split(size)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -106,10 +113,10 @@ def epoch_seed(seed: int, epoch: int, rank: int = 0) -> int:
     return int(np.random.SeedSequence((seed, epoch, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
-def eval_loader(folder: Path, batch_size: int, backend: Backend = "auto") -> DataLoader[Batch]:
+def eval_loader(folder: Path, batch_size: Auto | int, backend: Backend = "auto") -> DataLoader[Batch]:
     """One part of the split, whole and in order: images uint8 [N, C, H, W], labels int64 [N]."""
     images = ImageSet(folder, backend)
-    return DataLoader(images, batch_size=None, sampler=EvalBatches(len(images), batch_size))
+    return DataLoader(images, batch_size=None, sampler=EvalBatches(images, batch_size))
 
 
 class ImageData(LightningDataModule):
@@ -127,7 +134,7 @@ class ImageData(LightningDataModule):
     def __init__(
         self,
         batch_size: int,
-        eval_batch_size: int,
+        eval_batch_size: Auto | int,
         seed: int,
         backend: Backend = "auto",
         folder: Path = paths.SPLIT,
@@ -152,7 +159,7 @@ class ImageData(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """In order."""
-        return self._loader(self.val_set, EvalBatches(len(self.val_set), self.eval_batch_size, *self._rank()))
+        return self._loader(self.val_set, EvalBatches(self.val_set, self.eval_batch_size, *self._rank()))
 
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -96,6 +96,8 @@ class Classifier(Predictor):
     def _log_epoch(self, part: str, loss: MeanMetric, acc: MulticlassAccuracy) -> None:
         # The curves of train are sent by `History`: Lightning would do so after the epoch's checkpoint, and a kill
         # between the two would lose a point.
-        self.log_dict({f"{part}/loss": loss.compute(), f"{part}/acc": acc.compute()}, logger=None if part == "val" else False)
+        self.log_dict(
+            {f"{part}/loss": loss.compute(), f"{part}/acc": acc.compute()}, logger=None if part == "val" else False
+        )
         loss.reset()
         acc.reset()

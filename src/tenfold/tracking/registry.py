@@ -35,7 +35,10 @@ COMPARISON = "tenfold.comparison"
 """Tag of a version: how it compared with the champion of the time, as JSON."""
 HISTORY = "tenfold.champion_history"
 """Tag of a registered model: who became champion when, after whom and why, as JSON; the latest last."""
-LONGEST_HISTORY = 200
+CHOSEN = "tenfold.chosen_from"
+"""Tag of a registered model: the newest version that there was when somebody last chose the champion by hand."""
+LONGEST_HISTORY, LONGEST_WHY = 5000, 300
+"""In characters: PostgreSQL takes no longer tag of a registered model, and the reason is whole on the version."""
 SIGNIFICANT = 0.05
 """A difference is believed if chance alone would make one as large less often than this."""
 
@@ -122,17 +125,25 @@ def promote(version: ModelVersion, export: Export) -> str:
 
     Versions are compared on the same test images, by McNemar's exact test on those where one is right and the other
     wrong. Only `always` replaces a champion that was measured on others or whose predictions have gone, and nothing
-    promotes a version whose accuracy is missing or not finite.
+    promotes a version whose accuracy is missing or not finite. A choice by hand holds against each version that was
+    decided on before it: only `promote_by_hand` brings back what somebody passed over or rolled back.
 
     Returns:
-        The alias that the version now has.
+        The alias that the version now has; empty if it has none.
     """
     client, name, number = store.client(), version.name, str(version.version)
     with store.lock():
-        champion = client.get_registered_model(name).aliases.get(CHAMPION)
-        if champion is not None and str(champion) == number:
+        aliases, version = _aliases(name), client.get_model_version(name, number)
+        champion, decided = aliases.get(CHAMPION), version.tags.get(DECISION)
+        if champion == number:
             print(f"{name} version {number} is the champion already")
             return CHAMPION
+        if decided and int(number) <= _tag(name, CHOSEN, "0"):
+            print(
+                f"{name} version {number} is left as it is ({decided}): the champion was chosen by hand since. "
+                f"To have it all the same: tenfold promote {number}"
+            )
+            return CHALLENGER if aliases.get(CHALLENGER) == number else ""
         old = client.get_model_version(name, champion) if champion is not None else None
         comparison = _compare(version, old) if old else None
         wins, reason = _decide(version, old, comparison, export)
@@ -155,12 +166,11 @@ def promote_by_hand(name: str, number: str) -> None:
     Raises:
         TenfoldError: there is no such version, or its accuracy is missing or not finite.
     """
-    if _acc(_version(name, number)) is None:
-        raise TenfoldError(
-            f"{name} version {number}: its test accuracy is missing or not finite, so it is not promoted"
-        )
-    _crown(name, number, "by hand")
-    print(f"{name} version {number} is now {CHAMPION}: by hand")
+    with store.lock():
+        if _aliases(name).get(CHAMPION) == number:
+            print(f"{name} version {number} is the champion already")
+        else:
+            _choose(name, number, "by hand")
 
 
 @store.answering()
@@ -168,54 +178,78 @@ def roll_back(name: str) -> None:
     """Give the alias back to the version that had it before the champion; again: to the one before that.
 
     Raises:
-        TenfoldError: there is no champion, or none before it.
+        TenfoldError: there is no champion, or none before it, or the accuracy of that is missing or not finite.
     """
-    aliases, history = _aliases(name), _history(name)
-    number = str(aliases.get(CHAMPION, ""))
-    before = number
-    while before and (before == number or not _exists(name, before)):
-        crowned = (entry for entry in reversed(history) if entry["version"] == before and not entry.get("rollback"))
-        before = next((entry["before"] for entry in crowned), "")
-    if not before:
-        raise TenfoldError(f"{name}: there is no champion before {f'version {number}' if number else 'the first'}")
-    _crown(name, before, f"rolled back from version {number}", rollback=True)
-    print(f"{name} version {before} is now {CHAMPION}: rolled back from version {number}")
+    with store.lock():
+        number, there = _aliases(name).get(CHAMPION, ""), _numbers(name)
+        earlier = (found for found in reversed(_line(name)) if found in there and found != number)
+        before = next(earlier, "") if number else ""
+        if not before:
+            raise TenfoldError(f"{name}: there is no champion before {f'version {number}' if number else 'the first'}")
+        _choose(name, before, f"rolled back from version {number}", rollback=True)
+
+
+def _choose(name: str, number: str, why: str, rollback: bool = False) -> None:
+    """Make a version the champion by hand; it must be there, with an accuracy."""
+    if _acc(_version(name, number)) is None:
+        raise TenfoldError(
+            f"{name} version {number}: its test accuracy is missing or not finite, so it is not promoted"
+        )
+    store.client().set_registered_model_tag(name, CHOSEN, str(max(map(int, _numbers(name)))))
+    _crown(name, number, why, rollback)
+    print(f"{name} version {number} is now {CHAMPION}: {why}")
 
 
 def _crown(name: str, number: str, why: str, rollback: bool = False) -> None:
     client, aliases = store.client(), _aliases(name)
-    entry = {"version": number, "before": str(aliases.get(CHAMPION, "")), "time": now_ms(), "why": why}
-    history = [*_history(name), entry | ({"rollback": True} if rollback else {})]
-    client.set_registered_model_tag(name, HISTORY, json.dumps(history[-LONGEST_HISTORY:]))
+    before = aliases.get(CHAMPION, "")
+    entry = {"version": number, "before": before, "time": now_ms(), "why": why[:LONGEST_WHY]}
+    history = [*_tag(name, HISTORY, "[]"), entry | ({"rollback": True} if rollback else {})]
+    while len(text := json.dumps(history)) > LONGEST_HISTORY:
+        del history[0]
+    client.set_registered_model_tag(name, HISTORY, text)
     client.set_registered_model_alias(name, CHAMPION, number)
     client.set_model_version_tag(name, number, DECISION, f"{CHAMPION}: {why}")
-    if str(aliases.get(CHALLENGER)) == number:
+    if before:
+        client.set_model_version_tag(name, before, DECISION, f"no {CHAMPION} any more, version {number} is: {why}")
+    if aliases.get(CHALLENGER) == number:
         client.delete_registered_model_alias(name, CHALLENGER)
+
+
+def _line(name: str) -> list[str]:
+    """The champions up to the present one, the latest last, without those that were rolled back."""
+    line: list[str] = []
+    for entry in _tag(name, HISTORY, "[]"):
+        if not entry.get("rollback"):
+            line += [entry["before"], entry["version"]]
+        while line and line[-1] != entry["version"]:
+            line.pop()
+    return line
 
 
 def _aliases(name: str) -> Mapping[str, str]:
     from mlflow.exceptions import MlflowException
 
     try:
-        return dict(store.client().get_registered_model(name).aliases)
+        found = store.client().get_registered_model(name).aliases
+        return {alias: str(number) for alias, number in found.items()}
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         raise TenfoldError(f"{name}: no such registered model. Make it: dvc repro") from None
 
 
-def _history(name: str) -> list[dict[str, Any]]:
-    history: list[dict[str, Any]] = json.loads(store.client().get_registered_model(name).tags.get(HISTORY, "[]"))
-    return history
+def _tag(name: str, key: str, default: str) -> Any:
+    return json.loads(store.client().get_registered_model(name).tags.get(key, default))
 
 
-def _exists(name: str, number: str) -> bool:
-    return any(str(found.version) == number for found in store.client().search_model_versions(f"name = '{name}'"))
+def _numbers(name: str) -> set[str]:
+    return {str(found.version) for found in store.client().search_model_versions(f"name = '{name}'")}
 
 
 def _version(name: str, number: str) -> ModelVersion:
     _aliases(name)
-    if not _exists(name, number):
+    if number not in _numbers(name):
         raise TenfoldError(f"{name}: no version {number}")
     return store.client().get_model_version(name, number)
 
