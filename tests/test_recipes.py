@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from dvc.utils.hydra import apply_overrides, to_hydra_overrides
+from dvc.utils.hydra import apply_overrides
 
 from tenfold import recipes
 from tenfold.errors import TenfoldError
@@ -57,7 +57,7 @@ def test_a_recipe_changes_what_it_says_and_nothing_else(name: str) -> None:
 def test_a_recipe_as_arguments_means_the_same_to_dvc(name: str) -> None:
     arguments = shlex.split(recipes.overrides(name))
     assert arguments[::2] == ["-S"] * len(recipes.load(name))
-    apply_overrides("params.yaml", to_hydra_overrides(arguments[1::2]))
+    apply_overrides("params.yaml", arguments[1::2])
     assert Params.load().flat() == Params.load(PROJECT / "params.yaml").flat() | recipes.load(name)
 
 
