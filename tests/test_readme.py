@@ -21,6 +21,7 @@ import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from tenfold import recipes
 from tenfold.params import Params, describe
 from tenfold.reproduce import check_overrides, flat_names, parse_overrides
 from tests.checkout import PROJECT, Checkout, Pipeline, clean_environment
@@ -143,6 +144,7 @@ def test_commands_of_experiments_are_understood(line: str, monkeypatch: pytest.M
     from mlflow.cli import cli
 
     monkeypatch.chdir(PROJECT)
+    line = re.sub(r"\$\(tenfold recipe (\w+) --overrides\)", lambda found: recipes.overrides(found[1]), line)
     program, *arguments = shlex.split(line)
     if program == "dvc":
         given = dict(pair.split("=", 1) for pair in parse_args(arguments).set_param)
