@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from tenfold.data import augment
 from tenfold.data.augment import random_affine
 
 
@@ -74,3 +76,15 @@ def test_shear_slants_sideways() -> None:
     assert top.max() > 2.5
     assert top.min() < -2.5
     torch.testing.assert_close(slanted[:, 0, 7], upright[:, 0, 7], atol=0.01, rtol=0)
+
+
+def test_nothing_depends_on_how_many_are_changed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randint(0, 256, (7, 3, 9, 8), dtype=torch.uint8)
+
+    def change() -> torch.Tensor:
+        torch.manual_seed(3)
+        return random_affine(images, 2, 20, 0.2, 0.1)
+
+    together = change()
+    monkeypatch.setattr(augment, "VALUES_AT_A_TIME", 2 * images[0].numel())
+    assert torch.equal(change(), together)

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+VALUES_AT_A_TIME = 1 << 22
+"""Of the images that are changed together, so that a batch of large ones takes little more memory than itself."""
+
 
 def random_affine(images: Tensor, shift: float, rotate: float, scale: float, shear: float) -> Tensor:
     """Shift, turn, resize and slant each image by an amount of its own, all in one call.
@@ -38,6 +41,10 @@ def random_affine(images: Tensor, shift: float, rotate: float, scale: float, she
     x = torch.arange(width, device=images.device) - (width - 1) / 2
     y = torch.arange(height, device=images.device) - (height - 1) / 2
     pixels = torch.stack([x.repeat(height), y.repeat_interleave(width), torch.ones_like(x).repeat(height)])
-    grid = (source_of.view(2 * count, 3) @ pixels).view(count, 2, height, width).permute(0, 2, 3, 1)
-    grid = grid * torch.tensor([2 / width, 2 / height], device=images.device)
-    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    to_unit = torch.tensor([2 / width, 2 / height], device=images.device)
+    step = max(1, VALUES_AT_A_TIME // images[0].numel())
+    changed = []
+    for part, source in zip(images.split(step), source_of.split(step), strict=True):
+        grid = (source.view(2 * len(part), 3) @ pixels).view(len(part), 2, height, width).permute(0, 2, 3, 1)
+        changed.append(F.grid_sample(part.float(), grid * to_unit, padding_mode="zeros", align_corners=False))
+    return changed[0] if len(changed) == 1 else torch.cat(changed)
