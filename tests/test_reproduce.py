@@ -1,8 +1,20 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from tenfold.errors import TenfoldError
 from tenfold.params import describe
 from tenfold.reproduce import flat_names, parse_overrides
+from tests.checkout import Checkout, Pipeline, clean_environment
+
+STARTER = "import sys; from tenfold import reproduce; reproduce.PATIENCE_S = 1; reproduce._run(sys.argv[1:])"
+STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
 def test_every_key_has_a_flat_name_of_its_own_that_mlflow_can_format() -> None:
@@ -35,3 +47,60 @@ def test_what_is_refused(given: list[str], message: str) -> None:
     with pytest.raises(TenfoldError) as raised:
         parse_overrides(given)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("command", [["sh", "-c", "sleep 60 & echo up; wait"], [sys.executable, "-c", STUBBORN]])
+def test_a_signal_ends_all_that_was_started(number: int, command: list[str]) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *command], env=clean_environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout
+    assert starter.stdout.readline() == "up\n"
+    starter.send_signal(number)
+    assert starter.wait(30) == 128 + number
+    assert starter.stdout.read() == ""  # ends when all that could write have ended
+
+
+def test_a_new_clone_is_as_it_was_after_sigterm(project: Checkout, tmp_path: Path) -> None:
+    """The pipeline was running; the clone's lock names outs that are nowhere."""
+    project.run("git", "clone", "-q", ".", str(tmp_path / "clone"))
+    clone = Checkout(tmp_path / "clone")
+    before = clone.read("dvc.lock"), clone.run("git", "status", "--porcelain")
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tenfold", "repro", "--until", "split"],
+        cwd=clone.root,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout
+    lines = iter(started.stdout)
+    while next(lines) != "Running stage 'download':\n":
+        pass
+    assert (clone.read("dvc.lock"), clone.run("git", "status", "--porcelain")) == before
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(60) == 143
+    assert "Ran experiment" not in "".join(lines)
+    assert (clone.read("dvc.lock"), clone.run("git", "status", "--porcelain")) == before
+
+
+def test_an_outer_run_filled_from_the_cache_says_where_it_comes_from(pipeline: Pipeline) -> None:
+    checkout = pipeline.checkout
+    client = checkout.client()
+    run_id = client.create_run(client.create_experiment(f"outer {time.time_ns()}")).info.run_id
+    new = checkout.root / "notes.txt"
+    new.write_text("to be kept\n", encoding="utf-8")
+    try:
+        output = checkout.tenfold("repro", MLFLOW_RUN_ID=run_id)
+    finally:
+        new.unlink()
+    assert "tenfold train" not in output
+    tags = client.get_run(run_id).data.tags
+    assert tags["mlflow.source.git.commit"] == checkout.run("git", "rev-parse", "HEAD").strip()
+    assert tags["mlflow.source.git.dirty"] == "true"
+    assert tags["tenfold.dvc_experiment"] == f"mlflow-{run_id[:12]}"
+    assert "torch" in tags["tenfold.packages"]
+    assert tags["tenfold.host"]
+    assert "durations" in tags["tenfold.replayed"]
+    assert "+to be kept" in Path(client.download_artifacts(run_id, "source/changes.diff")).read_text(encoding="utf-8")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -21,15 +22,25 @@ from tenfold.errors import TenfoldError
 from tenfold.params import Params, describe
 
 DVC = """
-import functools, sys
+import functools, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from configobj import ConfigObj
+from dvc_data.index import index
 ConfigObj.__init__ = functools.partialmethod(ConfigObj.__init__, default_encoding="utf-8")
+index.DataIndexDirError = type("DataIndexDirError", (index.DataIndexDirError, FileNotFoundError), {})
 from dvc.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The `dvc` command; by itself it cannot write its configuration in a path that has letters beyond ASCII."""
+"""The `dvc` command, which by itself heeds no SIGINT if it was started in the background of a script, cannot write its
+configuration in a path that has letters beyond ASCII, and saves no experiment whose lock names a folder that is in no
+cache (in a new clone, all are): to it that is now a file that is missing.
+"""
 
-LOCK, CACHE = Path("dvc.lock"), Path(".dvc/cache/files/md5")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+ENDED_BY = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
+"""What DVC and its stage get at the first, second and third signal; it happens that DVC swallows one."""
+PATIENCE_S = 10
+"""After which they get the next."""
 BEFORE_TRAINING = ("download", "split", "tune")
 """Stages after which there is no model yet, whose run could be filled."""
 
@@ -110,53 +121,66 @@ def reproduce(arguments: list[str], until: str | None) -> None:
     command += ["--name", name] if name else []
     command += [part for key, value in values.items() for part in ("--set-param", f"{key}={json.dumps(value)}")]
     command += [until] if until else []
-    with _lock_of_what_is_there():
-        status = subprocess.run(command, check=False).returncode
+    try:
+        status = _run(command)
+    except SystemExit:  # what DVC had queued and not begun, its next `exp run` would do
+        subprocess.run(["git", "update-ref", "-d", "refs/exps/stash"], check=False)
+        raise
     if status != 0:
         raise TenfoldError("the pipeline failed; its message stands above. Nothing in the working tree has changed")
     if run_id and name and until not in BEFORE_TRAINING:
         _fill(run_id, name)
 
 
-def _cached(md5: str) -> bool:
-    return (CACHE / md5[:2] / md5[2:]).exists()
+def _run(command: list[str]) -> int:
+    """Run DVC in a process group of its own, all of which ends before a signal ends this process."""
+    child: subprocess.Popen[bytes] | None = None
+    received: list[int] = []
 
+    def end(number: int, frame: FrameType | None = None) -> None:
+        received.append(number)
+        signal.alarm(PATIENCE_S)
+        if child:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, ENDED_BY[min(len(received), len(ENDED_BY)) - 1])
 
-@contextmanager
-def _lock_of_what_is_there() -> Iterator[None]:
-    """Leave out of `dvc.lock`, for a while, stages whose outs are nowhere: of a new clone, that is all.
-
-    DVC cannot save an experiment whose lock names files that it does not have.
-    """
-    original = LOCK.read_bytes() if LOCK.is_file() else b""
-    lock: dict[str, Any] = YAML(typ="safe", pure=True).load(original) or {"stages": {}}
-    stages = {
-        name: stage
-        for name, stage in lock["stages"].items()
-        if all(Path(out["path"]).is_file() or _cached(out["md5"]) for out in stage["outs"])
-    }
-    if len(stages) == len(lock["stages"]):
-        yield
-        return
+    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` stays in force
+    before = {number: signal.signal(number, end) for number in heeded}
     try:
-        with LOCK.open("wb") as file:
-            YAML(typ="safe", pure=True).dump(lock | {"stages": stages}, file)
-        yield
+        child = subprocess.Popen(command, start_new_session=True)
+        if received:  # while it was started
+            end(received.pop())
+        status = child.wait()
+        if received:
+            with suppress(ProcessLookupError):  # nothing has outlived DVC
+                os.killpg(child.pid, signal.SIGKILL)
+            sys.exit(128 + received[0])
+        return status
     finally:
-        LOCK.write_bytes(original)
+        signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _fill(run_id: str, experiment: str) -> None:
-    """Bring the outer MLflow run in line with the files of a DVC experiment."""
+    """Bring the outer MLflow run in line with the files of a DVC experiment; code and machine are those at hand."""
     from dvc.api import DVCFileSystem
+    from dvc_data.index import DataIndexDirError
 
-    from tenfold.tracking import sync
+    from tenfold.tracking import provenance, runs, store, sync
 
     files = DVCFileSystem(rev=experiment)
     with tempfile.TemporaryDirectory() as scratch:
         for path in sync.FILES:
-            if files.exists(path.as_posix()):
-                target = Path(scratch) / path
-                target.parent.mkdir(parents=True, exist_ok=True)
+            target = Path(scratch) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError, DataIndexDirError):  # of a later stage: nowhere, or in no cache
                 files.get(path.as_posix(), str(target), recursive=files.isdir(path.as_posix()))
         print(sync.sync(Path(scratch), run_id))
+    run = runs.get_run(run_id)
+    there = run.data.tags if run else {}
+    known = provenance.source_tags(Path()) | provenance.machine_tags() | {"tenfold.dvc_experiment": experiment}
+    fresh = {name: value for name, value in known.items() if name not in there}
+    if fresh.get(provenance.DIRTY) == "true":
+        store.client().log_text(run_id, provenance.changes(Path()), "source/changes.diff")
+    store.set_tags(run_id, fresh)

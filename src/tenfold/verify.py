@@ -108,14 +108,18 @@ def verify() -> bool:
         if not difference:
             epoch = [step for step in steps if step.epoch == steps[len(steps) // 2].epoch]
             middle = epoch[len(epoch) // 2]
-            print(f"verify: 3 of 3: the same, killed (SIGKILL) at {middle.place}, and resumed", flush=True)
+            print(f"verify: 3 of 3: the same, killed (SIGKILL) at {middle.place}, and started again", flush=True)
             _train(third, middle.epoch, middle.number)
-            difference = _difference(first, third, steps, _train(third))
+            third_steps = _train(third)
+            difference = _difference(first, third, steps, third_steps)
+            anew = third_steps.count(steps[0]) > 1
         weights = runs.file_sha256(first / paths.BEST_CHECKPOINT)
     if difference:
         print(f"verify: NOT bit-exact: {difference}")
     else:
         print(f"verify: bit-exact: {len(steps)} steps with the same loss three times, and the same weights ({weights})")
+        if anew:
+            print("verify: resuming was NOT tested: the killed training had no whole epoch behind it, and began anew")
     train = Params.load().train
     print(f"  {platform.machine()}, {device_kind(train)}, {torch.get_num_threads()} threads, ", end="")
     print(f"{effective_precision(train)}, torch {torch.__version__}\n{LIMITS}")

@@ -36,6 +36,7 @@ def test_run_that_ends_well(project: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for arguments in (["init", "-q"], ["add", "params.yaml"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *arguments], check=True)
     commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    (project / ".gitignore").write_text("*\n", encoding="utf-8")
     with runs.open_run("tenfold", "mnist compact") as run:
         assert the_run().info.status == "RUNNING"
         while not any(name.startswith("system/") for name in the_run().data.metrics):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import getpass
 import hashlib
+import io
 import os
 import platform
 import subprocess
@@ -54,7 +56,7 @@ def source_tags(root: Path) -> dict[str, str]:
     }
     if commit := _git(root, "rev-parse", "HEAD"):
         tags["mlflow.source.git.commit"] = commit
-        dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no", *NO_PRODUCTS))
+        dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=normal", *NO_PRODUCTS))
         tags[DIRTY] = str(dirty).lower()
     return {name: value for name, value in tags.items() if value}
 
@@ -71,10 +73,33 @@ def machine_tags() -> dict[str, str]:
 
 
 def changes(root: Path) -> str:
-    """What differs from the commit: `git status`, and the diff, cut if it is very long; empty for a clean tree."""
+    """What differs from the commit: `git status`, and the diff, cut if it is very long; empty for a clean tree.
+
+    New files that git does not ignore are in it too, binary ones by name only.
+    """
     diff = _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", *NO_PRODUCTS)
-    text = f"{_git(root, 'status', '--short')}\n\n{diff}\n" if diff else ""
-    return text if len(text) <= LONGEST_DIFF else f"{text[:LONGEST_DIFF]}\n… ({len(text):,} characters in all)\n"
+    names = _git(root, "ls-files", "-z", "--others", "--exclude-standard", *NO_PRODUCTS)
+    if not diff and not names:
+        return ""
+    text = f"{_git(root, 'status', '--short')}\n\n{diff}\n"
+    for name in filter(None, names.split("\0")):
+        if len(text) > LONGEST_DIFF:
+            break
+        text += _new_file(root, name)
+    return text if len(text) <= LONGEST_DIFF else f"{text[:LONGEST_DIFF]}\n… (cut at {LONGEST_DIFF:,} characters)\n"
+
+
+def _new_file(root: Path, name: str) -> str:
+    """A file that git does not know, as `git diff` shows one; of a large one, its beginning."""
+    path, head, content = root / name, f"diff --git a/{name} b/{name}\nnew file mode 100644\n", b"\0"
+    if path.is_file() and not path.is_symlink():  # but a folder with a repository of its own, say
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            content = file.read(LONGEST_DIFF)
+    if b"\0" in content:
+        return f"{head}Binary files /dev/null and b/{name} differ\n"
+    lines = [line.removesuffix("\n") for line in io.StringIO(content.decode(errors="replace"), newline="\n")]
+    diff = difflib.unified_diff([], lines, "/dev/null", f"b/{name}", lineterm="")
+    return head + "".join(f"{line}\n" for line in diff)
 
 
 def process(run_id: str = "") -> str:
