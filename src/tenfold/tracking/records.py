@@ -213,12 +213,19 @@ def _record_evaluation(run_id: str, root: Path) -> None:
         for name, value in values.items()
         if isinstance(value, int | float)
     } | metrics
-    step = 1 + max((latest.step for latest in _latest(run_id, metrics)), default=-1)
-    now = now_ms()
+    latest = {point.key: point for point in _latest(run_id, metrics)}
+    step, now = 1 + max((point.step for point in latest.values()), default=-1), now_ms()
+    curves = {name for name, point in latest.items() if point.step < _steps(root)}  # they have no evaluation yet
     # What an earlier try got through is not sent again.
-    new = {name: value for name, value in numbers.items() if before.metrics.get(name) != value}
+    new = {name: value for name, value in numbers.items() if name in curves or before.metrics.get(name) != value}
     store.log_points(run_id, [Metric(name, value, now, step) for name, value in new.items()])
     store.set_tags(run_id, {runs.EVALUATION: content})
+
+
+def _steps(root: Path) -> int:
+    """Optimizer steps of the training."""
+    with (root / paths.HISTORY).open(newline="", encoding="utf-8") as file:
+        return max((int(row["step"]) for row in csv.DictReader(file)), default=0)
 
 
 def _latest(run_id: str, names: Iterable[str]) -> list[Metric]:

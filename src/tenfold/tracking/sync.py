@@ -87,7 +87,7 @@ def _replay(run_id: str, root: Path, params: Params) -> None:
     if tags.get(runs.MODEL, model) != model:
         raise TenfoldError(f"MLflow run {run_id} is that of another model than {paths.BEST_CHECKPOINT}")
     _replay_tuning(root, params)
-    recorded_live = "tenfold.host" in tags
+    recorded_live = provenance.PRECISION in tags  # only the stage itself knows it
     if not recorded_live and not (
         runs.MODEL in tags and records.holds(run_id, "checkpoint", root / paths.BEST_CHECKPOINT)
     ):
