@@ -39,6 +39,37 @@ def aliases() -> dict[str, str]:
     return {alias: str(number) for alias, number in found.items()}
 
 
+def tag(number: str, key: str = registry.DECISION) -> str:
+    return store.client().get_model_version(NAME, number).tags[key]
+
+
+def history() -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(store.client().get_registered_model(NAME).tags[registry.HISTORY])
+    return found
+
+
+def make_by_hand(*numbers: str) -> None:
+    """Versions, as many as are named, each of which becomes champion by hand when its turn comes."""
+    for _ in set(numbers):
+        make(range(10))
+    for number in numbers:
+        registry.promote_by_hand(NAME, number)
+
+
+def rolled_back() -> list[str]:
+    """The champions that rolling back gives, until there is none before; and not without end."""
+    found: list[str] = []
+    for _ in range(10):
+        try:
+            registry.roll_back(NAME)
+        except TenfoldError:
+            with pytest.raises(TenfoldError, match="no champion before"):
+                registry.roll_back(NAME)
+            break
+        found.append(aliases()["champion"])
+    return found
+
+
 @pytest.mark.parametrize(
     ("policy", "first", "second", "champion"),
     [
@@ -63,7 +94,7 @@ def test_policies(
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2
     assert f"{NAME} version 2 is now {alias}" in said[1]
-    assert store.client().get_model_version(NAME, "2").tags[registry.DECISION].startswith(alias)
+    assert tag("2").startswith(alias)
 
 
 def test_comparison_is_kept_with_version_and_run(export: Export) -> None:
@@ -148,11 +179,112 @@ def test_promoting_by_hand_and_rolling_back(export: Export) -> None:
     assert aliases() == {"champion": "1"}
     with pytest.raises(TenfoldError, match="no champion before version 1"):
         registry.roll_back(NAME)
-    history = json.loads(store.client().get_registered_model(NAME).tags[registry.HISTORY])
-    assert [entry["version"] for entry in history] == ["1", "2", "3", "4", "3", "1"]
-    assert history[3]["why"] == "by hand"
-    assert history[-1]["why"] == "rolled back from version 3"
-    assert store.client().get_model_version(NAME, "1").tags[registry.DECISION] == "champion: rolled back from version 3"
+    assert [entry["version"] for entry in history()] == ["1", "2", "3", "4", "3", "1"]
+    assert history()[3]["why"] == "by hand"
+    assert history()[-1]["why"] == "rolled back from version 3"
+    assert tag("1") == "champion: rolled back from version 3"
+    assert tag("3") == "no champion any more, version 1 is: rolled back from version 3"
+    assert tag("4") == "no champion any more, version 3 is: rolled back from version 4"
+
+
+@pytest.mark.parametrize("policy", ["if_better", "always"])
+def test_what_was_rolled_back_stays_back(export: Export, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    export = export.model_copy(update={"promote": policy})
+    registry.promote(make(range(50)), export)
+    second = make(range(10))
+    registry.promote(second, export)
+    registry.roll_back(NAME)
+    for _ in range(2):
+        assert registry.promote(second, export) == ""
+        assert aliases() == {"champion": "1"}
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert "version 2 is left as it is (no champion any more, version 1 is: rolled back from version 2)" in said
+        assert "tenfold promote 2" in said
+    registry.promote(make(range(1)), export)
+    assert aliases() == {"champion": "3"}
+    registry.promote(second, export.model_copy(update={"promote": "always"}))
+    assert aliases() == {"champion": "3"}
+    registry.promote_by_hand(NAME, "2")
+    assert aliases() == {"champion": "2"}
+
+
+def test_choice_by_hand_holds_against_what_was_decided_on_before_it(export: Export) -> None:
+    versions = [make(range(wrong)) for wrong in (50, 10, 20)]
+    for version in versions:
+        registry.promote(version, export)
+    undecided = make(range(30))
+    registry.promote_by_hand(NAME, "1")
+    assert registry.promote(versions[1], export) == ""
+    assert registry.promote(versions[2], export) == "challenger"
+    assert aliases() == {"champion": "1", "challenger": "3"}
+    assert registry.promote(undecided, export) == "champion"  # nobody had looked at it: as if made later
+    assert registry.promote(make(range(1)), export) == "champion"
+
+
+def test_promoting_the_champion_by_hand_changes_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_by_hand("1")
+    before = store.client().get_registered_model(NAME).tags
+    registry.promote_by_hand(NAME, "1")
+    assert "version 1 is the champion already" in capsys.readouterr().out
+    assert store.client().get_registered_model(NAME).tags == before
+
+
+def test_rolling_back_goes_back_and_never_round(project: Path) -> None:
+    make_by_hand("1", "2", "3", "1")
+    assert rolled_back() == ["3", "2", "1"]
+    assert [entry["version"] for entry in history()] == ["1", "2", "3", "1", "3", "2", "1"]
+    registry.promote_by_hand(NAME, "3")
+    assert rolled_back() == ["1"]
+
+
+def test_rolling_back_over_a_deleted_version_to_the_same(project: Path) -> None:
+    make_by_hand("1", "2", "1")
+    store.client().delete_model_version(NAME, "2")
+    assert rolled_back() == []
+
+
+def test_rolling_back_with_a_champion_after_itself_in_the_history(project: Path) -> None:
+    make_by_hand("1")
+    entry = {"version": "1", "before": "1", "time": 0, "why": "by hand"}
+    store.client().set_registered_model_tag(NAME, registry.HISTORY, json.dumps([entry] * 2))
+    assert rolled_back() == []
+
+
+def test_rolling_back_a_champion_that_was_set_elsewhere(project: Path) -> None:
+    make_by_hand("1", "2")
+    store.client().set_registered_model_alias(NAME, "champion", make(range(1)).version)
+    assert rolled_back() == ["2", "1"]
+
+
+def test_rolling_back_without_a_champion(project: Path) -> None:
+    make_by_hand("1", "2")
+    store.client().delete_registered_model_alias(NAME, "champion")
+    with pytest.raises(TenfoldError, match="no champion before the first"):
+        registry.roll_back(NAME)
+
+
+def test_rolling_back_to_a_version_that_cannot_be_measured(export: Export) -> None:
+    store.client().set_registered_model_alias(NAME, "champion", make("nan").version)
+    registry.promote(make(range(80)), export)
+    with pytest.raises(TenfoldError, match="version 1: its test accuracy is missing or not finite"):
+        registry.roll_back(NAME)
+    assert aliases() == {"champion": "2"}
+
+
+def test_history_fits_the_database(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's column holds 5,000 characters."""
+    make_by_hand("1", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_decide", lambda *_: (True, "ä" * 9000))
+        registry.promote(make(range(1)), None)  # type: ignore[arg-type]
+    for number in ["1", "2"] * 40:
+        registry.promote_by_hand(NAME, number)
+        text = store.client().get_registered_model(NAME).tags[registry.HISTORY]
+        assert len(text) <= 5000
+    assert len(text) > 4800
+    assert (history()[-1]["version"], history()[-1]["before"]) == ("2", "1")
+    registry.roll_back(NAME)
+    assert aliases() == {"champion": "1"}
 
 
 def test_what_is_not_there_is_named(project: Path) -> None:
