@@ -45,6 +45,11 @@ def test_the_sizes_without_an_official_test_set() -> None:
     }
 
 
+def test_auto_has_room_for_every_class() -> None:
+    parts = splits.choose(labels(*[3] * 40), [str(n) for n in range(40)], sizes(), 42)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 40, "val": 40, "test": 40}
+
+
 def test_given_sizes() -> None:
     parts = splits.choose(labels(*[180] * 10), TEN, sizes(300, 100, 50), 42)
     assert {name: len(part) for name, part in parts.items()} == {"train": 300, "val": 100, "test": 50}

@@ -59,7 +59,7 @@ def choose(
             picks = _fold(members, sizes.folds, sizes.fold, classes)
         else:
             rest = np.array([len(member) for member in members])
-            size = _size(part, sizes, int(rest.sum()))
+            size = _size(part, sizes, rest)
             counts = _apportion(size, available, rest - later_parts, f"split.{part}_size", classes)
             picks = [member[:count] for member, count in zip(members, counts, strict=True)]
         chosen[part] = np.sort(np.concatenate(picks))
@@ -79,12 +79,13 @@ def _fold(members: list[Indices], folds: int, fold: int, classes: Sequence[str])
     return [member[(fold - start) % folds :: folds] for member, start in zip(members, starts, strict=True)]
 
 
-def _size(part: str, sizes: params.Split, rest: int) -> int:
-    """The size of a part, `rest` being the number of images not yet given away."""
+def _size(part: str, sizes: params.Split, rest: Indices) -> int:
+    """The size of a part, `rest` being the number of images of each class not yet given away."""
+    total, classes = int(rest.sum()), len(rest)
     setting, automatic = {
-        "test": (sizes.test_size, rest // 7),
-        "val": (sizes.val_size, rest // 12),
-        "train": (sizes.train_size, rest),
+        "test": (sizes.test_size, max(total // 7, classes)),
+        "val": (sizes.val_size, max(total // 12, classes)),
+        "train": (sizes.train_size, total),
     }[part]
     return setting if isinstance(setting, int) else automatic
 

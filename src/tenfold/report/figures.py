@@ -7,6 +7,7 @@ a fixed resolution, neither date nor version in the file. Class names are shown 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -75,7 +76,10 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 def save(figure: Figure, path: Path) -> None:
     """Write `figure` as a PNG of 100 dots per inch, whatever the name's ending."""
-    with style():
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # a box stands for it; the tables have the letter
         FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
 
 
