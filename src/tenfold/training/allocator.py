@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
     """Have glibc keep what is freed; elsewhere nothing happens.
 
     By default blocks of some megabytes, such as a batch's feature maps, come fresh from the system each time, page by
-    page: a fifth of a training step on a CPU. The most that a process holds does not change, and no result does.
+    page: up to a fifth of a training step on a CPU. The most that a process holds does not change, and no result does.
     """
     if platform.libc_ver()[0] != "glibc":
         return
