@@ -14,7 +14,7 @@ import pytest
 
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import journal, provenance, records, runs, store, sync
+from tenfold.tracking import journal, lock, provenance, records, runs, store, sync
 from tenfold.tracking.runs import Run
 
 from .conftest import METRICS, write_json
@@ -89,9 +89,30 @@ def write_lock(**deps: str) -> None:
     write_json(Path("dvc.lock"), {"schema": "2.0", "stages": {"train": {"deps": listed, "outs": []}}})
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_the_same_weights_trained_again_are_linked_at_once(project: Path, params: Params, *, same: bool) -> None:
+    """DVC skips evaluate and export then, since nothing that they read has changed."""
+    first = new_run()
+    records.record_training(Run(first), Path(), params)
+    records.record_evaluation(first, Path())
+    version = records.record_model(first, Path(), params)
+    model = {"path": "models/best.ckpt", "md5": lock.md5(Path("models/best.ckpt")) if same else "another"}
+    outs = {"evaluate": "reports/metrics.json", "export": "models/model.onnx"}
+    stages = {
+        stage: {"deps": [model], "outs": [{"path": out, "md5": lock.md5(Path(out))}]} for stage, out in outs.items()
+    }
+    write_json(Path("dvc.lock"), {"schema": "2.0", "stages": stages})
+    with runs.open_run("tenfold", "again", folder=Path("resume")) as again:
+        records.record_training(again, Path(), params)
+    data = store.client().get_run(again.id).data
+    expected = (METRICS["test"]["acc"], f"tenfold-mnist/{version.version}") if same else (None, None)
+    assert (data.metrics.get("test/acc"), data.tags.get(runs.VERSION)) == expected
+    assert len(store.client().search_model_versions("name = 'tenfold-mnist'")) == 1
+
+
 def test_a_split_of_another_seed_is_refused(project: Path) -> None:
     Path(".dvc").mkdir()
-    write_lock(**{"data/split": sync._md5(Path("data/split"))})
+    write_lock(**{"data/split": lock.md5(Path("data/split"))})
     assert sync.sync(Path())
     other = json.loads(Path("data/split/summary.json").read_text()) | {"dataset": "other"}
     write_json(Path("data/split/summary.json"), other)
@@ -108,7 +129,7 @@ def test_a_folder_is_hashed_as_dvc_does_it(tmp_path: Path) -> None:
         (tmp_path / "folder" / name).write_text(name)
     for command in ("git init -q", f"{sys.executable} -m dvc init -q", f"{sys.executable} -m dvc add -q folder"):
         subprocess.run(command.split(), cwd=tmp_path, check=True)
-    assert f"md5: {sync._md5(tmp_path / 'folder')}\n" in (tmp_path / "folder.dvc").read_text()
+    assert f"md5: {lock.md5(tmp_path / 'folder')}\n" in (tmp_path / "folder.dvc").read_text()
 
 
 def test_the_outer_run_is_not_killed_while_it_is_filled(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

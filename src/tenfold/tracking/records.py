@@ -21,7 +21,7 @@ from tenfold import paths
 from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import registry, runs, store
+from tenfold.tracking import lock, registry, runs, store
 from tenfold.tracking.journal import now_ms
 from tenfold.tracking.runs import Run
 
@@ -114,6 +114,18 @@ def record_training(run: Run, root: Path, params: Params) -> None:
     identity = {runs.MODEL: runs.file_sha256(root / paths.BEST_CHECKPOINT)}
     files = {"checkpoint": paths.BEST_CHECKPOINT, "train": paths.TRAIN_REPORT}
     _record_stage(run, root, params, identity, files)
+    if run.journal:
+        _take_over(run, root, params)
+
+
+@runs.tolerant_of()
+def _take_over(run: Run, root: Path, params: Params) -> None:
+    """Record what is there of an earlier training with the same weights: DVC runs neither evaluate nor export again."""
+    model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
+    if runs.others(model, run.id) and lock.confirms(root, "evaluate", params):
+        record_evaluation(run.id, root)
+        if lock.confirms(root, "export", params):
+            record_model(run.id, root, params)
 
 
 @runs.tolerant_of("the checkpoints and the profiler's report beside its outs are lost")

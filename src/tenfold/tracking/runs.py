@@ -263,8 +263,8 @@ def find_run(model_sha256: str) -> str | None:
     return find(experiments, MODEL, model_sha256)
 
 
-def others(model_sha256: str, run_id: str, without: str) -> list[str]:
-    """The ids of other runs of a model that lack a tag: two equal trainings may have been done at once."""
+def others(model_sha256: str, run_id: str, without: str = "") -> list[str]:
+    """The ids of other runs of a model, those of equal trainings; if a tag is named, only those that lack it."""
     client = store.client()
     experiments = [found.experiment_id for found in client.search_experiments()]
     found = client.search_runs(experiments, f"tags.`{MODEL}` = '{model_sha256}'")

@@ -6,21 +6,17 @@ cache. It is then replayed from the files, by the same functions that record a t
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 from tenfold import paths
 from tenfold.errors import TenfoldError
-from tenfold.params import Params, flatten
-from tenfold.tracking import provenance, records, registry, runs, store
+from tenfold.params import Params
+from tenfold.tracking import lock, provenance, records, registry, runs, store
 from tenfold.tracking.runs import Run
 
-LOCK = Path("dvc.lock")
 FILES = (
-    *(paths.PARAMS, LOCK, paths.SUMMARY, paths.SPLIT / "test" / "images.npy", paths.TUNE),
+    *(paths.PARAMS, lock.LOCK, paths.SUMMARY, paths.SPLIT / "test" / "images.npy", paths.TUNE),
     *(paths.BEST_CHECKPOINT, paths.TRAIN_REPORT, paths.METRICS, paths.EVALUATION, paths.ONNX_MODEL),
 )
 """What of a checkout `sync` reads: files and folders, of which the later ones may be missing."""
@@ -121,7 +117,7 @@ def _settings(root: Path) -> Params:
         TenfoldError: `dvc.lock` says otherwise.
     """
     params = Params.load(root / paths.PARAMS)
-    if problem := _mismatch(root, "train", params):
+    if problem := lock.mismatch(root, "train", params):
         raise TenfoldError(f"{problem}. Run dvc repro, or restore what it was: git checkout, dvc checkout")
     return params
 
@@ -130,38 +126,7 @@ def _usable(root: Path, stage: str, out: Path, params: Params) -> bool:
     """Whether a stage's outs are there and belong to the checkpoint."""
     if not (root / out).is_file():
         return False
-    if problem := _mismatch(root, stage, params):
+    if problem := lock.mismatch(root, stage, params):
         print(f"sync: nothing of the {stage} stage is recorded: {problem}. Run dvc repro")
         return False
     return True
-
-
-def _mismatch(root: Path, stage: str, params: Params) -> str | None:
-    """How the checkout differs from what `dvc.lock` says of a stage, if it does and anything is said."""
-    if not (root / LOCK).is_file():
-        return None
-    stages = YAML(typ="safe", pure=True).load((root / LOCK).read_text(encoding="utf-8"))["stages"]
-    entry = stages.get(stage, {})
-    settings = params.flat()
-    for key, value in flatten(entry.get("params", {}).get(paths.PARAMS.name, {})):
-        if key in settings and settings[key] != value:
-            return f"{paths.PARAMS}: {key} is {settings[key]!r}, but stage {stage} was run with {value!r}"
-    made = {out["path"]: out.get("md5") for other in stages.values() for out in other.get("outs", [])}
-    whole = (root / ".dvc").is_dir()  # a copy of `FILES` lacks some of the split
-    for item in entry.get("deps", []) + entry.get("outs", []):
-        path, md5 = Path(item["path"]), item.get("md5")
-        is_product = path.parts[0] in {"data", "models", "reports"} and (root / path).exists()
-        checked = is_product and (whole or (root / path).is_file())
-        if made.get(item["path"], md5) != md5 or (checked and _md5(root / path) != md5):
-            return f"{path}: is not the one that stage {stage} knows"
-    return None
-
-
-def _md5(path: Path) -> str:
-    """The hash of a file or a folder, as DVC takes it."""
-    if path.is_dir():
-        files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
-        listed = json.dumps([{"md5": _md5(file), "relpath": name} for name, file in files], sort_keys=True)
-        return f"{hashlib.md5(listed.encode(), usedforsecurity=False).hexdigest()}.dir"
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "md5").hexdigest()
