@@ -116,6 +116,10 @@ class Model(Section):
     )
     width: PositiveInt = Field(description="Channels of the first convolution; later layers are multiples of it.")
     dropout: Fraction = Field(description="Share of feature maps dropped while training.")
+    test_time_shift: Annotated[int, Field(ge=0, le=8)] = Field(
+        description="Pixels. Validation, evaluation and the exported model then average what the network says to an "
+        "image and to its four shifts by so much, which takes five times the work. 0: off."
+    )
 
 
 class TuneLearningRate(Section):
@@ -164,8 +168,8 @@ class EarlyStopping(Section):
     """Ends training when the monitored metric stops improving."""
 
     patience: PositiveInt | None = Field(
-        description="Epochs without improvement before training ends; null: never. Off, since a one-cycle schedule "
-        "earns most in its last epochs."
+        description="Validations without improvement before training ends; null: never. Off, since a one-cycle "
+        "schedule earns most in its last epochs."
     )
     min_delta: NonNegative = Field(description="Smallest change that counts as an improvement.")
 
@@ -191,12 +195,16 @@ class Schedule(Section):
 
 
 class Augment(Section):
-    """Random affine change of whole training batches; all zeros: none."""
+    """Random change of whole training batches; all zeros: none."""
 
     shift: NonNegative = Field(description="Largest shift, in pixels.")
     rotate: NonNegative = Field(description="Largest rotation, in degrees.")
     scale: Fraction = Field(description="Largest change of size, as a share.")
     shear: Fraction = Field(description="Largest sideways slant, as a share of the height.")
+    elastic: NonNegative = Field(
+        description="Standard deviation of a smooth random displacement of the pixels, in pixels. Off: it pays in "
+        "long trainings and on few images."
+    )
 
 
 class Train(Section):
@@ -205,6 +213,9 @@ class Train(Section):
     learning_rate: Auto | PositiveFloat = Field(description="`auto`: what the tune stage found.")
     batch_size: Auto | PositiveInt = Field(description="Per device. `auto`: what the tune stage found.")
     max_epochs: PositiveInt = Field(description="Passes over the training images.")
+    check_val_every_n_epoch: PositiveInt = Field(
+        description="Epochs from one validation, and one checkpoint, to the next; divides `max_epochs`."
+    )
     monitor: Literal["val/acc", "val/loss"] = Field(
         description="What chooses the best checkpoint and ends training early."
     )
@@ -243,11 +254,18 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Train:
-        patience = self.early_stopping.patience
-        if patience is not None and patience >= self.max_epochs:
+        every = self.check_val_every_n_epoch
+        if self.max_epochs % every:
             raise ValueError(
-                f"early_stopping.patience ({patience}) is not less than max_epochs ({self.max_epochs}), so it could "
-                "never end the training: lower it, or set it to null"
+                f"check_val_every_n_epoch ({every}) does not divide max_epochs ({self.max_epochs}), so the last epochs "
+                "would never be validated: change one of them"
+            )
+        patience = self.early_stopping.patience
+        if patience is not None and patience * every >= self.max_epochs:
+            raise ValueError(
+                f"early_stopping.patience ({patience}) is not less than the {self.max_epochs // every} validations of "
+                f"the training (max_epochs {self.max_epochs}, one every {every}), so it could never end the training: "
+                "lower it, or set it to null"
             )
         if self.accelerator == "cpu" and self.precision == "16-mixed":
             raise ValueError(

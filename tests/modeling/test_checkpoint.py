@@ -76,3 +76,12 @@ def test_weights_of_another_network(tmp_path: Path, other: dict[str, int | str])
     save(file, build(SPEC), replace(SPEC, **other), {})  # type: ignore[arg-type]
     with pytest.raises(TenfoldError, match="holds a network that this version cannot build"):
         load_network(file)
+
+
+def test_a_file_from_before_test_time_shifts(tmp_path: Path) -> None:
+    file = tmp_path / "best.ckpt"
+    save(file, build(SPEC), SPEC, {})
+    content = torch.load(file, weights_only=True)
+    del content["hyper_parameters"]["spec"]["test_time_shift"]
+    torch.save(content, file)
+    assert load_network(file)[1] == SPEC

@@ -51,3 +51,25 @@ def test_logits_are_float32_under_autocast_and_float64_in_double() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert built(images).dtype == torch.float32
     assert built.double()(images).dtype == torch.float64
+
+
+def test_shifts_are_averaged_when_it_is_not_trained() -> None:
+    torch.manual_seed(0)
+    built = build(replace(MNIST, dropout=0.0, test_time_shift=2))
+    images = torch.zeros(3, 1, 28, 28, dtype=torch.uint8)
+    images[:, :, 6:22, 6:22] = torch.randint(0, 256, (3, 1, 16, 16), dtype=torch.uint8)
+    once = build(replace(MNIST, dropout=0.0))
+    once.load_state_dict(built.state_dict())
+    shifts = [(0, 0), (2, 0), (-2, 0), (0, 2), (0, -2)]
+    by_hand = torch.stack([once.eval()(images.roll(shift, (2, 3))) for shift in shifts]).mean(0)
+    torch.testing.assert_close(built.eval()(images), by_hand)
+    assert not torch.allclose(by_hand, once(images), atol=1e-4)
+    torch.testing.assert_close(built.train()(images), once.train()(images))
+
+
+def test_what_a_shift_brings_in_repeats_the_border() -> None:
+    built = build(replace(MNIST, dropout=0.0, test_time_shift=3)).eval()
+    once = build(replace(MNIST, dropout=0.0)).eval()
+    once.load_state_dict(built.state_dict())
+    even = torch.full((1, 1, 28, 28), 200, dtype=torch.uint8)
+    torch.testing.assert_close(built(even), once(even))

@@ -174,3 +174,15 @@ def test_what_onnx_cannot_express_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TenfoldError, match=r"the network 'compact' cannot be written as ONNX: .*eig"):
         onnx.export(Unwritable(), SPEC, tmp_path / "model.onnx", 20)
     assert not list(tmp_path.iterdir())
+
+
+def test_averaging_over_shifts_is_part_of_the_file(tmp_path: Path) -> None:
+    spec = replace(SPEC, test_time_shift=1)
+    network = trained(spec)
+    onnx.export(network, spec, tmp_path / "shifts.onnx", 20)
+    (logits,) = onnxruntime.InferenceSession(tmp_path / "shifts.onnx").run(None, {"images": images(9)})
+    with torch.inference_mode():
+        expected = network(torch.from_numpy(images(9)))
+        network.test_time_shift = 0
+        assert not np.allclose(logits, network(torch.from_numpy(images(9))), atol=1e-4)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)

@@ -18,7 +18,7 @@ from tenfold.params import EarlyStopping, Optimizer, Params, Schedule, TuneBatch
 from tenfold.training import finders, resume, tricks
 from tenfold.training.callbacks import EpochSeed, SpeedMonitor
 from tenfold.training.factory import build_classifier
-from tenfold.training.history import History
+from tenfold.training.history import History, read
 
 SHIPPED = Params.load(Path(__file__).parents[2] / "params.yaml")
 
@@ -105,6 +105,21 @@ def test_early_stopping_ends_the_training(stripes: Summary, tmp_path: Path) -> N
     stop = EarlyStopping(patience=1, min_delta=0.9)  # nothing improves by so much a second time
     _, history = fit(settings(max_epochs=6, early_stopping=stop), stripes, tmp_path)
     assert len(history.rows) == 2
+
+
+def test_validating_less_often_keeps_what_was_validated(stripes: Summary, tmp_path: Path) -> None:
+    params = settings(max_epochs=6, check_val_every_n_epoch=3)
+    module, history = fit(params, stripes, tmp_path / "kept")
+    assert ["val/acc" in row for row in history.rows] == [False, False, True, False, False, True]
+    assert all("train/loss" in row for row in history.rows)
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert [name for name in kept if "last" in name] == ["00002-last.ckpt", "00005-last.ckpt"]
+    (best,) = (name for name in kept if "best" in name)
+    assert best[:5] in ("00002", "00005")
+    often, _ = fit(settings(max_epochs=6), stripes, tmp_path / "often")
+    assert torch.equal(weights(module), weights(often))
+    history.write(tmp_path / "history.csv")
+    assert ["val/acc" in row for row in read(tmp_path / "history.csv")] == [False, False, True, False, False, True]
 
 
 def test_accumulated_batches_equal_one_larger_batch(stripes: Summary) -> None:

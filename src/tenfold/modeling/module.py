@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from tenfold import params as settings
-from tenfold.data.augment import random_affine
+from tenfold.data.augment import distort
 from tenfold.modeling.networks import NetworkSpec, PixelNetwork
 from tenfold.modeling.optimizers import build_optimizer, build_schedule
 from tenfold.modeling.predictor import Batch, Predictor
@@ -49,26 +50,35 @@ class Classifier(Predictor):
         self.augment = augment
         self.label_smoothing = label_smoothing
         self.schedule = schedule
-        self.train_loss, self.val_loss = MeanMetric(), MeanMetric()
-        self.train_acc = MulticlassAccuracy(len(spec.classes), average="micro")
+        self.train_loss, self.train_acc = MeanMetric(), MeanMetric()
+        self.val_loss = MeanMetric()
         self.val_acc = MulticlassAccuracy(len(spec.classes), average="micro")
+        self._steps: list[
+            Tensor
+        ] = []  # loss and accuracy of each step: a metric's update would cost as much as a layer
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Augment training batches: here, since autocast would round the pixels' coordinates in `training_step`."""
         images, labels = batch
-        return (random_affine(images, **self.augment.model_dump()) if self.trainer.training else images), labels
+        return (distort(images, **self.augment.model_dump()) if self.trainer.training else images), labels
+
+    def on_train_epoch_start(self) -> None:
+        """Begin the epoch's means anew: the finders stop in mid-epoch."""
+        self._steps.clear()
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Loss of one augmented batch."""
         images, labels = batch
         logits = self(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        self.train_loss.update(loss.detach(), len(labels))
-        self.train_acc.update(logits.detach(), labels)
+        self._steps.append(torch.stack([loss.detach(), (logits.detach().argmax(1) == labels).float().mean()]))
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's means, over all ranks."""
+        """Log the epoch's means, over all ranks; all batches are of one size."""
+        losses, accuracies = torch.stack(self._steps).T
+        self.train_loss.update(losses)
+        self.train_acc.update(accuracies)
         self._log_epoch("train", self.train_loss, self.train_acc)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
@@ -93,7 +103,7 @@ class Classifier(Predictor):
         schedule = build_schedule(optimizer, self.learning_rate, self.schedule, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _log_epoch(self, part: str, loss: MeanMetric, acc: MulticlassAccuracy) -> None:
+    def _log_epoch(self, part: str, loss: MeanMetric, acc: MeanMetric | MulticlassAccuracy) -> None:
         # The curves of train are sent by `History`: Lightning would do so after the epoch's checkpoint, and a kill
         # between the two would lose a point.
         self.log_dict(

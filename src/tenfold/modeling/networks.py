@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -22,6 +23,7 @@ class NetworkSpec:
         classes: names, in the order of the labels.
         mean: of the training pixels, per channel, on a scale of 0…1.
         std: standard deviation of the training pixels, likewise.
+        test_time_shift: pixels; see `PixelNetwork`.
     """
 
     network: str
@@ -32,13 +34,16 @@ class NetworkSpec:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    test_time_shift: int = 0  # models of before have none
 
 
 class PixelNetwork(nn.Module):
     """Normalises pixels, then applies the layers.
 
     Takes pixels [N, C, H, W] of 0…255 (uint8 or floating point); returns logits [N, K], float32 (float64 if the
-    weights are).
+    weights are). With a `test_time_shift`, and not while it is trained, these are the means of the logits of an image
+    and of its shifts by so many pixels to the four sides, as in https://arxiv.org/abs/2404.00498; what comes in at the
+    border repeats it.
     """
 
     mean: Tensor
@@ -49,11 +54,21 @@ class PixelNetwork(nn.Module):
         self.register_buffer("mean", 255 * torch.tensor(spec.mean).view(1, -1, 1, 1))
         self.register_buffer("std", 255 * torch.tensor(spec.std).view(1, -1, 1, 1))
         self.layers = NETWORKS[spec.network](spec)
+        self.test_time_shift = spec.test_time_shift
 
     def forward(self, images: Tensor) -> Tensor:
         """Pixels [N, C, H, W] to logits [N, K]."""
-        logits: Tensor = self.layers((images.to(self.mean.dtype) - self.mean) / self.std)
+        normalised = (images.to(self.mean.dtype) - self.mean) / self.std
+        views = [normalised] if self.training or not self.test_time_shift else self._shifted(normalised)
+        answers = [self.layers(view) for view in views]
+        logits: Tensor = answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _shifted(self, images: Tensor) -> list[Tensor]:
+        shift, (height, width) = self.test_time_shift, images.shape[2:]
+        wider = F.pad(images, [shift] * 4, mode="replicate")
+        starts = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
+        return [wider[:, :, y * shift : y * shift + height, x * shift : x * shift + width] for y, x in starts]
 
 
 def build(spec: NetworkSpec) -> PixelNetwork:

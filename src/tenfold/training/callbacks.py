@@ -34,8 +34,8 @@ class EpochSeed(Callback):
 class SpeedMonitor(Callback):
     """Measures `throughput/samples_per_s` of each epoch (training steps only, all ranks), `lr` and `time/fit_s`.
 
-    The time is that of all epochs, validation included; of a training that was interrupted, those of earlier processes
-    count as far as they were finished.
+    The time is that of `Trainer.fit`, validation and checkpoints included; of a training that was interrupted, the
+    epochs of earlier processes count as far as they were finished.
     """
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class SpeedMonitor(Callback):
         """From a checkpoint."""
         self._earlier = state_dict["fit_s"]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the training's clock."""
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start the training's clock: this is the first that `Trainer.fit` calls."""
         self._started = time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

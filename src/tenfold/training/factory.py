@@ -23,6 +23,7 @@ def build_classifier(
         classes=tuple(summary.classes),
         mean=tuple(summary.mean),
         std=tuple(summary.std),
+        test_time_shift=params.model.test_time_shift,
     )
     network = build(spec)
     apply_memory_format(params.train, network)

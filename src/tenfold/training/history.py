@@ -45,7 +45,9 @@ class History(Checkpoint):
                 f"the training diverged: train/loss is {loss} in epoch {trainer.current_epoch + 1}. "
                 "Lower train.learning_rate, or set train.gradient_clip_val"
             )
-        row |= {name: round(metrics[name].item(), 6) for name in COLUMNS[3:] if name in metrics}
+        validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
+        fresh = [name for name in COLUMNS[3:] if name in metrics and (validated or name.startswith("train/"))]
+        row |= {name: round(metrics[name].item(), 6) for name in fresh}
         self.rows.append(row)
         points = {name: metrics[name].item() for name in POINTS if name in metrics}
         for logger in trainer.loggers:
