@@ -27,7 +27,9 @@ PROJECT = Path(__file__).parents[1]
 PAGE = PROJECT / "docs/benchmarks.md"
 sys.path.insert(0, str(PROJECT))
 
-from tests.checkout import Checkout, clone  # noqa: E402
+from tests.checkout import Checkout, clean_environment, clone  # noqa: E402
+
+__all__ = ["Checkout", "clean_environment"]
 
 
 def autocast(train: Train) -> torch.autocast:

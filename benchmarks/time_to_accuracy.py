@@ -16,9 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.checkout import Checkout, clean_environment
-
 import lab
+from lab import Checkout, clean_environment
 
 ARTICLE = "the article's way"
 WORKERS = (0, 2)

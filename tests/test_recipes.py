@@ -27,7 +27,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_recipe_says_what_it_is_for() -> None:
-    assert {"article", "balanced", "fast"} <= set(NAMES)
+    assert {"article", "balanced", "best", "fast", "low-data"} <= set(NAMES)
     assert list(recipes.describe()) == NAMES
     assert all(len(meaning) > 20 for meaning in recipes.describe().values())
 
@@ -98,4 +98,4 @@ def test_the_verb(tmp_path: Path) -> None:
 
     assert [line.partition(":")[0] for line in tenfold().splitlines()] == NAMES
     assert tenfold("fast", "--overrides").strip() == recipes.overrides("fast")
-    assert "train.max_epochs: 6 → 1" in tenfold("fast")
+    assert "train.max_epochs: 4 → 1" in tenfold("fast")

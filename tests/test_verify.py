@@ -16,11 +16,11 @@ pytestmark = pytest.mark.timeout(600)
 def test_bit_exact(pipeline: Pipeline) -> None:
     checkout = pipeline.checkout
     before = checkout.run("git", "status", "--porcelain"), checkout.runs("tenfold")
-    checkout.edit("max_epochs: 6", "max_epochs: 2")
+    checkout.edit("max_epochs: 4", "max_epochs: 2")
     try:
         output = checkout.tenfold("verify", OMP_NUM_THREADS="1")
     finally:
-        checkout.edit("max_epochs: 2", "max_epochs: 6")
+        checkout.edit("max_epochs: 2", "max_epochs: 4")
     assert "train: resuming after epoch 1" in output
     assert "verify: bit-exact: 44 steps with the same loss three times" in output
     assert "NOT tested" not in output
@@ -33,14 +33,14 @@ def test_a_planted_difference_is_found(pipeline: Pipeline) -> None:
     checkout = pipeline.checkout
     callbacks = "src/tenfold/training/callbacks.py"
     text = checkout.read(callbacks)
-    checkout.edit("max_epochs: 6", "max_epochs: 2")
+    checkout.edit("max_epochs: 4", "max_epochs: 2")
     checkout.edit(
         "torch.manual_seed\\(seed\\)", "torch.manual_seed(seed + trainer.current_epoch * time.time_ns())", callbacks
     )
     try:
         output = checkout.tenfold("verify", status=1, OMP_NUM_THREADS="1")
     finally:
-        checkout.edit("max_epochs: 2", "max_epochs: 6")
+        checkout.edit("max_epochs: 2", "max_epochs: 4")
         (checkout.root / callbacks).write_text(text, encoding="utf-8")
     assert "verify: NOT bit-exact: first at epoch 2, step 1: loss 0." in output
     assert "look at the loader and the augmentation" in output
