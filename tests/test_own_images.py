@@ -14,13 +14,14 @@ from tests.checkout import Checkout, clone, commit
 
 @pytest.fixture(scope="module")
 def own_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, Path]:
-    """A clone with the two lines changed that somebody changes, after `dvc repro`; and the folder of images."""
+    """A clone with the lines changed that somebody changes, after `dvc repro`; and the folder of images."""
     base = tmp_path_factory.mktemp("own")
     checkout = clone(base / "project")
     images = base / "fotos d'été"
     shutil.copytree(checkout.root / "data/example", images)
     checkout.edit("dataset: mnist", "dataset: folder")
     checkout.edit("folder: data/example", f'folder: "{images}"')
+    checkout.edit("max_epochs: 4", "max_epochs: 12")  # there are only 120
     commit(checkout, "My images")
     checkout.run("dvc", "repro")
     return checkout, images
