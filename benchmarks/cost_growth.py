@@ -34,6 +34,7 @@ POINTS = {
     "width": (8, 16, 32, 64),
     "epochs": (1, 2, 4, 8),
 }
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 PICTURE = lab.PROJECT / "docs/cost_growth.png"
 
 
@@ -106,7 +107,9 @@ def draw(found: dict[str, dict[int, list[float]]]) -> None:
             x, y = list(values), [statistics.median(seconds) for seconds in values.values()]
             area.plot(x, y, marker="o", color=figures.BLUE)
             area.plot(x, [y[-1] * value / x[-1] for value in x], "--", color=figures.FAINT, linewidth=1)
-            area.set(xscale="log", yscale="log", xlabel=axis, xticks=x, xticklabels=[f"{value:,}" for value in x])
+            area.set(xscale="log", yscale="log", xlabel=axis)
+            area.set_xticks(x, [f"{value / 1000:g}k" if value >= 1000 else str(value) for value in x])
+            area.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
             area.minorticks_off()
         areas[0].set_ylabel("seconds of fit")
         figure.savefig(PICTURE)

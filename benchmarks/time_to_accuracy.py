@@ -30,6 +30,8 @@ class Target:
     accuracy: float
     seconds: float | None = None
     times: float | None = None
+    by_mean: bool = False
+    """Whether the mean of the accuracies is to reach it, not their median."""
 
 
 @dataclass
@@ -45,7 +47,7 @@ TARGETS = {
     "fast": Target(0.988, times=130),
     "balanced": Target(0.995, seconds=20),
     "best": Target(0.997, seconds=60),
-    "low-data": Target(0.994, seconds=60),
+    "low-data": Target(0.994, seconds=60, by_mean=True),
 }
 
 
@@ -122,11 +124,12 @@ def report(fits: dict[str, Fits], workers: int, place: str) -> bool:
     baseline = statistics.median(fits[ARTICLE].seconds) if ARTICLE in fits else None
     rows, reached = [], True
     for kind, done in fits.items():
-        seconds, accuracy = statistics.median(done.seconds), statistics.mean(done.accuracies)
+        seconds = statistics.median(done.seconds)
         target, verdict = TARGETS.get(kind), ""
         wanted = ""
         if target:
-            accurate = max(accuracy, statistics.median(done.accuracies)) >= target.accuracy
+            average = statistics.mean if target.by_mean else statistics.median
+            accurate = average(done.accuracies) >= target.accuracy
             limit = target.seconds or (baseline / target.times if baseline and target.times else None)
             wanted = f"{target.accuracy:.1%} within " + (
                 f"{limit:.1f} s" if limit else f"1/{target.times} of the article"
