@@ -188,10 +188,36 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate over the training; `train.learning_rate` is its highest value."""
 
-    name: Literal["constant", "one_cycle", "cosine"] = Field(
-        description="`one_cycle`: linear up, cosine down to nothing (Smith 2018, https://arxiv.org/abs/1708.07120)."
+    name: Literal["constant", "one_cycle", "cosine", "cyclic"] = Field(
+        description="`one_cycle`: linear up, cosine down to nothing (Smith 2018, https://arxiv.org/abs/1708.07120). "
+        "`cyclic`: linear up and down, again and again (Smith 2017, https://arxiv.org/abs/1506.01186)."
     )
     warmup: Fraction = Field(description="Share of the steps during which `one_cycle` rises.")
+    cycle_floor: Fraction = Field(description="Lowest rate of `cyclic`, as a share of `train.learning_rate`.")
+    cycle_epochs: PositiveFloat = Field(description="Epochs during which `cyclic` rises, and then as many to fall.")
+    interval: Literal["step", "epoch"] = Field(
+        description="When the schedule moves: with each optimizer step. `epoch`, for `cyclic`: one step's worth per "
+        "epoch, which is Lightning's default and hardly moves at all; here to compare with."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Schedule:
+        if self.interval == "epoch" and self.name != "cyclic":
+            raise ValueError(f"interval 'epoch' is for name: cyclic; {self.name} moves with each step: use 'step'")
+        return self
+
+
+class Swa(Section):
+    """Stochastic weight averaging (Izmailov et al. 2018, https://arxiv.org/abs/1803.05407)."""
+
+    start: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        description="Epochs before the mean begins, as a number or as a share of `max_epochs`; null: no averaging. "
+        "Off, since at the end of a one-cycle schedule the weights hardly move."
+    )
+    learning_rate: PositiveFloat | None = Field(
+        description="From then on the rate goes to this and stays; null: the schedule goes on as it is."
+    )
+    anneal_epochs: PositiveInt = Field(description="Epochs that the rate takes to get there.")
 
 
 class Augment(Section):
@@ -223,16 +249,32 @@ class Train(Section):
     early_stopping: EarlyStopping
     optimizer: Optimizer
     schedule: Schedule
+    swa: Swa
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        description="Exponential moving average: what is left of an earlier step's weights with each step; null: none. "
+        "What is validated and kept is then the average."
+    )
     label_smoothing: Fraction = Field(description="Share of the target spread over all classes.")
     augment: Augment
     accelerator: Literal["auto", "cpu", "gpu", "tpu", "mps"] = Field(description="As Lightning's.")
     devices: Auto | PositiveInt = Field(description="Number of devices, or of processes on a CPU.")
     num_nodes: PositiveInt = Field(description="Number of hosts.")
-    strategy: Literal["auto", "ddp"] = Field(description="How several devices work together.")
+    strategy: Literal["auto", "ddp", "sharded", "fsdp", "deepspeed"] = Field(
+        description="How several devices work together. `ddp`: each has the whole network. `sharded`: each has a part "
+        "of weights, gradients and optimizer (FSDP2; CPU or GPU). `fsdp`: the same the classic way, on GPUs. "
+        "`deepspeed`: on GPUs, with the package of that name."
+    )
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = Field(
         description="`auto`: bf16-mixed where the processor's flags (or the GPU) promise fast bf16, else 32-true."
     )
     channels_last: bool = Field(description="Memory layout of images and weights; faster for convolutions.")
+    compile: bool = Field(
+        description="Compile the network (`torch.compile`), which takes up to a minute and needs a C++ compiler. Off: "
+        "it pays in long trainings and on GPUs."
+    )
+    activation_checkpointing: bool = Field(
+        description="Keep no feature maps for the backward pass but compute them again: less memory, more time."
+    )
     deterministic: bool = Field(description="Only kernels that give the same bits each time.")
     accumulate_grad_batches: PositiveInt = Field(description="Batches per optimizer step.")
     gradient_clip_val: PositiveFloat | None = Field(description="Bound of the gradient; null: none.")
@@ -252,6 +294,19 @@ class Train(Section):
         description="Lightning profiler; its report goes to MLflow."
     )
 
+    @property
+    def first_averaged_epoch(self) -> int | None:
+        """The first epoch, from 0, whose weights SWA averages; None without SWA."""
+        start = self.swa.start
+        return int(start * self.max_epochs) if isinstance(start, float) else start
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _no_dp(cls, name: Any) -> Any:
+        if name == "dp":
+            raise ValueError("'dp' is gone from Lightning 2, since one process was slower than several: use 'ddp'")
+        return name
+
     @model_validator(mode="after")
     def _consistent(self) -> Train:
         every = self.check_val_every_n_epoch
@@ -260,24 +315,57 @@ class Train(Section):
                 f"check_val_every_n_epoch ({every}) does not divide max_epochs ({self.max_epochs}), so the last epochs "
                 "would never be validated: change one of them"
             )
-        patience = self.early_stopping.patience
-        if patience is not None and patience * every >= self.max_epochs:
+        first = self.first_averaged_epoch
+        if first is not None and self.max_epochs - first < 2:
             raise ValueError(
-                f"early_stopping.patience ({patience}) is not less than the {self.max_epochs // every} validations of "
-                f"the training (max_epochs {self.max_epochs}, one every {every}), so it could never end the training: "
-                "lower it, or set it to null"
+                f"swa.start ({self.swa.start}) leaves fewer than 2 of the {self.max_epochs} epochs (max_epochs) to "
+                "average: lower it, train longer, or set it to null"
+            )
+        if first is not None and self.ema_decay is not None:
+            raise ValueError(
+                f"ema_decay ({self.ema_decay}) and swa.start ({self.swa.start}) are two averages of the same weights: "
+                "set one of them to null"
+            )
+        patience = self.early_stopping.patience
+        validations = self.max_epochs // every - (first or 0) // every
+        if patience is not None and patience >= validations:
+            raise ValueError(
+                f"early_stopping.patience ({patience}) is not less than the {validations} validations that count "
+                f"(max_epochs {self.max_epochs}, one every {every}{', from swa.start on' if first else ''}), so it "
+                "could never end the training: lower it, or set it to null"
             )
         if self.accelerator == "cpu" and self.precision == "16-mixed":
             raise ValueError(
                 "precision '16-mixed' needs a GPU, and accelerator is 'cpu': use 'bf16-mixed', '32-true' or 'auto'"
             )
+        self._check_strategy()
         return self
+
+    def _check_strategy(self) -> None:
+        if self.strategy in ("auto", "ddp"):
+            return
+        if self.devices == 1 and self.num_nodes == 1:
+            raise ValueError(
+                f"strategy {self.strategy!r} divides a network among several devices, and devices is 1: raise devices, "
+                "or use 'auto'"
+            )
+        if self.strategy in ("fsdp", "deepspeed") and self.accelerator == "cpu":
+            raise ValueError(f"strategy {self.strategy!r} needs GPUs, and accelerator is 'cpu': use 'sharded' or 'ddp'")
+        for key, is_on in {
+            "swa.start": self.swa.start is not None,
+            "ema_decay": self.ema_decay is not None,
+            "gradient_clip_val": self.gradient_clip_val is not None and self.strategy == "sharded",
+            "precision: 64-true": self.precision == "64-true",
+        }.items():
+            if is_on:
+                raise ValueError(f"strategy {self.strategy!r} does not go with {key}: leave one of them out")
 
 
 class Evaluate(Section):
     """How the best checkpoint is measured."""
 
     batch_size: Auto | PositiveInt = Field(description="Images at a time. `auto`: 1,000, or fewer of large ones.")
+    inference_mode: bool = Field(description="Leave out all that gradients would need; false: gradients alone.")
     calibration_bins: PositiveInt = Field(description="Bins of the expected calibration error; 15 is customary.")
     mistakes: Annotated[int, Field(ge=1, le=100)] = Field(description="Number of worst mistakes in the picture.")
 

@@ -16,6 +16,7 @@ from tenfold.modeling.module import Classifier
 from tenfold.modeling.optimizers import build_optimizer, build_schedule
 from tenfold.params import EarlyStopping, Optimizer, Params, Schedule, TuneBatchSize, TuneLearningRate
 from tenfold.training import finders, resume, tricks
+from tenfold.training.averaging import averaging
 from tenfold.training.callbacks import EpochSeed, SpeedMonitor
 from tenfold.training.factory import build_classifier
 from tenfold.training.history import History, read
@@ -30,12 +31,10 @@ def settings(**changes: object) -> Params:
     return SHIPPED.model_copy(update={"model": model, "train": train})
 
 
-def parts(
-    params: Params, summary: Summary, schedule: Schedule | None = SHIPPED.train.schedule
-) -> tuple[Classifier, ImageData]:
+def parts(params: Params, summary: Summary, scheduled: bool = True) -> tuple[Classifier, ImageData]:
     """A module with seeded weights, and its data."""
     seed_everything(params.seed, verbose=False)
-    return build_classifier(params, summary, 0.02, schedule), tricks.build_data(params, 20)
+    return build_classifier(params, summary, 0.02, scheduled), tricks.build_data(params, 20)
 
 
 def fit(
@@ -57,9 +56,10 @@ def fit(
         plugins=[resume.CheckpointFiles()],
         callbacks=[
             EpochSeed(params.seed),
-            SpeedMonitor(),
+            *averaging(params.train),
             *tricks.stopping(params.train),
             resume.StayStopped(),
+            SpeedMonitor(),
             *watchers,
             history,
             *tricks.checkpointing(params.train, folder),
@@ -208,25 +208,51 @@ def test_optimizers(name: str) -> None:
     assert (bias < 1).all()
 
 
-def test_schedules() -> None:
-    def rates(name: str) -> list[float]:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
-        schedule = build_schedule(optimizer, 0.1, Schedule(name=name, warmup=0.25), 40)  # type: ignore[arg-type]
-        seen = []
-        for _ in range(40):
-            seen.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            schedule.step()
-        return seen
+def rates(steps: int, **changes: object) -> list[float]:
+    """The learning rate of each step of 4 epochs of 10 steps, 0.1 at most."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+    schedule = build_schedule(optimizer, 0.1, settings(max_epochs=4, **changes).train, 10)
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return seen
 
-    assert rates("constant") == [0.1] * 40
-    assert rates("cosine")[0] == 0.1
-    assert rates("cosine")[20] == pytest.approx(0.05)
-    one_cycle = rates("one_cycle")
+
+def schedule(name: str, **changes: object) -> Schedule:
+    return SHIPPED.train.schedule.model_copy(update={"name": name} | changes)
+
+
+def test_schedules() -> None:
+    assert rates(40, schedule=schedule("constant")) == [0.1] * 40
+    cosine = rates(40, schedule=schedule("cosine"))
+    assert cosine[0] == 0.1
+    assert cosine[20] == pytest.approx(0.05)
+    one_cycle = rates(40, schedule=schedule("one_cycle"))
     assert max(one_cycle) == pytest.approx(0.1)
     assert one_cycle.index(max(one_cycle)) == 9
     assert one_cycle[0] < 0.01
     assert one_cycle[-1] < 1e-4
+
+
+def test_the_cyclic_schedule_rises_and_falls_in_a_line_step_by_step() -> None:
+    found = rates(41, schedule=schedule("cyclic", cycle_floor=0.2, cycle_epochs=1.0))
+    up = np.linspace(0.02, 0.1, 11)
+    assert found == pytest.approx([*up, *up[-2::-1], *up[1:], *up[-2::-1]])
+
+
+def test_swa_takes_the_rate_over_from_the_schedule() -> None:
+    swa = SHIPPED.train.swa.model_copy(update={"start": 0.5, "learning_rate": 0.03, "anneal_epochs": 1})
+    found = rates(40, schedule=schedule("constant"), swa=swa)
+    assert found[:20] == [0.1] * 20
+    middle = found[20:30]
+    assert middle == sorted(middle, reverse=True)
+    assert found[31:] == pytest.approx([0.03] * 9)
+    found = rates(40, schedule=schedule("one_cycle"), swa=swa)
+    assert max(found[:20]) == pytest.approx(0.1)
+    assert found[19] < 1e-4
+    assert found[31:] == pytest.approx([0.03] * 9)
 
 
 def test_effective_precision() -> None:
@@ -267,7 +293,7 @@ def test_batch_size_finder_ends_at_the_bound(
     stripes: Summary, method: str, least: int, most: int, expected: int
 ) -> None:
     params = settings()
-    module, data = parts(params, stripes, schedule=None)
+    module, data = parts(params, stripes, scheduled=False)
     before = weights(module)
     tune = TuneBatchSize(method=method, min=least, max=most)  # type: ignore[arg-type]
     found, rows = finders.find_batch_size(params.train, tune, module, data)
@@ -279,7 +305,7 @@ def test_batch_size_finder_ends_at_the_bound(
 
 def test_throughput_doubles_until_it_stops_paying(stripes: Summary) -> None:
     params = settings()
-    module, data = parts(params, stripes, schedule=None)
+    module, data = parts(params, stripes, scheduled=False)
     before = weights(module)
     tune = TuneBatchSize(method="throughput", min=2, max=64)
     found, rows = finders.find_batch_size(params.train, tune, module, data)
@@ -292,7 +318,7 @@ def test_throughput_doubles_until_it_stops_paying(stripes: Summary) -> None:
 
 def test_learning_rate_finder_tries_the_range_and_leaves_the_module_as_it_was(stripes: Summary) -> None:
     params = settings()
-    module, data = parts(params, stripes, schedule=None)
+    module, data = parts(params, stripes, scheduled=False)
     before, rate = weights(module), module.learning_rate
     tune = TuneLearningRate(min=1e-4, max=1.0, steps=60, fallback=0.5)
     test = finders.find_learning_rate(params.train, tune, module, data)
@@ -303,7 +329,7 @@ def test_learning_rate_finder_tries_the_range_and_leaves_the_module_as_it_was(st
     assert 1e-3 < test.suggestion < 0.3
     assert torch.equal(weights(module), before)
     assert module.learning_rate == rate
-    again = finders.find_learning_rate(params.train, tune, *parts(params, stripes, schedule=None))
+    again = finders.find_learning_rate(params.train, tune, *parts(params, stripes, scheduled=False))
     assert again.suggestion == test.suggestion
 
 

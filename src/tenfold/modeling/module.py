@@ -27,10 +27,8 @@ class Classifier(Predictor):
         network: takes pixels [N, C, H, W], gives logits [N, K].
         spec: what the network was built from.
         learning_rate: the peak of the schedule; Lightning's learning-rate finder changes it.
-        optimizer: as in `train.optimizer`.
-        augment: as in `train.augment`.
-        label_smoothing: share of the target spread over all classes (https://arxiv.org/abs/1512.00567).
-        schedule: as in `train.schedule`; None: constant.
+        train: optimizer, schedule, augmentation and label smoothing (https://arxiv.org/abs/1512.00567) to train with.
+        scheduled: whether the learning rate follows `train.schedule`; the finders want it as they set it.
     """
 
     def __init__(
@@ -39,28 +37,27 @@ class Classifier(Predictor):
         spec: NetworkSpec,
         *,
         learning_rate: float,
-        optimizer: settings.Optimizer,
-        augment: settings.Augment,
-        label_smoothing: float,
-        schedule: settings.Schedule | None = None,
+        train: settings.Train,
+        scheduled: bool = False,
     ) -> None:
         super().__init__(network, spec)
         self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.augment = augment
-        self.label_smoothing = label_smoothing
-        self.schedule = schedule
+        self.settings = train
+        self.scheduled = scheduled
         self.train_loss, self.train_acc = MeanMetric(), MeanMetric()
         self.val_loss = MeanMetric()
         self.val_acc = MulticlassAccuracy(len(spec.classes), average="micro")
-        self._steps: list[
-            Tensor
-        ] = []  # loss and accuracy of each step: a metric's update would cost as much as a layer
+        # Loss and accuracy of each step: a metric's update would cost as much as a layer.
+        self._steps: list[Tensor] = []
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Augment training batches: here, since autocast would round the pixels' coordinates in `training_step`."""
         images, labels = batch
-        return (distort(images, **self.augment.model_dump()) if self.trainer.training else images), labels
+        return (self.augment(images) if self.trainer.training else images), labels
+
+    def augment(self, images: Tensor) -> Tensor:
+        """Training images as `train.augment` changes them."""
+        return distort(images, **self.settings.augment.model_dump())
 
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's means anew: the finders stop in mid-epoch."""
@@ -70,7 +67,7 @@ class Classifier(Predictor):
         """Loss of one augmented batch."""
         images, labels = batch
         logits = self(images)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.settings.label_smoothing)
         self._steps.append(torch.stack([loss.detach(), (logits.detach().argmax(1) == labels).float().mean()]))
         return loss
 
@@ -88,6 +85,12 @@ class Classifier(Predictor):
         self.val_loss.update(F.cross_entropy(logits, labels), len(labels))
         self.val_acc.update(logits, labels)
 
+    def on_validation_start(self) -> None:
+        """Give all ranks the first one's BatchNorm statistics, which are those that are saved."""
+        if self.trainer.world_size > 1:
+            for buffer in self.network.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
     def on_validation_epoch_end(self) -> None:
         """Log the means of the whole validation set, over all ranks."""
         self._log_epoch("val", self.val_loss, self.val_acc)
@@ -95,13 +98,18 @@ class Classifier(Predictor):
     def configure_optimizers(self) -> Any:  # Lightning's own return type is a union of ten
         """The configured optimizer; the schedule moves once per optimizer step."""
         optimizer = build_optimizer(
-            self.network.parameters(), self.learning_rate, self.optimizer, fused=not self.trainer.gradient_clip_val
+            self.network.parameters(),
+            self.learning_rate,
+            self.settings.optimizer,
+            fused=not self.trainer.gradient_clip_val,
         )
-        if self.schedule is None:
+        if not self.scheduled:
             return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = build_schedule(optimizer, self.learning_rate, self.schedule, steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        assert self.trainer.max_epochs
+        steps_per_epoch = int(self.trainer.estimated_stepping_batches) // self.trainer.max_epochs
+        schedule = build_schedule(optimizer, self.learning_rate, self.settings, steps_per_epoch)
+        interval = self.settings.schedule.interval
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
 
     def _log_epoch(self, part: str, loss: MeanMetric, acc: MeanMetric | MulticlassAccuracy) -> None:
         # The curves of train are sent by `History`: Lightning would do so after the epoch's checkpoint, and a kill

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class PixelNetwork(nn.Module):
     weights are). With a `test_time_shift`, and not while it is trained, these are the means of the logits of an image
     and of its shifts by so many pixels to the four sides, as in https://arxiv.org/abs/2404.00498; what comes in at the
     border repeats it.
+
+    Attributes:
+        checkpoint_activations: while training, keep no feature maps within a layer but compute them again for the
+            backward pass (https://arxiv.org/abs/1604.06174). The gradients are the same.
     """
 
     mean: Tensor
@@ -55,20 +62,45 @@ class PixelNetwork(nn.Module):
         self.register_buffer("std", 255 * torch.tensor(spec.std).view(1, -1, 1, 1))
         self.layers = NETWORKS[spec.network](spec)
         self.test_time_shift = spec.test_time_shift
+        self.checkpoint_activations = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Pixels [N, C, H, W] to logits [N, K]."""
         normalised = (images.to(self.mean.dtype) - self.mean) / self.std
         views = [normalised] if self.training or not self.test_time_shift else self._shifted(normalised)
-        answers = [self.layers(view) for view in views]
+        layers = self._checkpointed if self.checkpoint_activations and self.training else self.layers
+        answers = [layers(view) for view in views]
         logits: Tensor = answers[0] if len(answers) == 1 else torch.stack(answers).mean(0)
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _checkpointed(self, features: Tensor) -> Tensor:
+        for layer in self.layers:
+            features = checkpoint(layer, features, use_reentrant=False, context_fn=_once(layer))
+        return features
 
     def _shifted(self, images: Tensor) -> list[Tensor]:
         shift, (height, width) = self.test_time_shift, images.shape[2:]
         wider = F.pad(images, [shift] * 4, mode="replicate")
         starts = ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))
         return [wider[:, :, y * shift : y * shift + height, x * shift : x * shift + width] for y, x in starts]
+
+
+def _once(layer: nn.Module) -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
+    """For `checkpoint`: the second pass through a layer leaves BatchNorm's running statistics alone."""
+
+    @contextmanager
+    def untracked() -> Iterator[None]:
+        norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
+        kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        try:
+            yield
+        finally:
+            for norm, (momentum, tracked) in zip(norms, kept, strict=True):
+                norm.momentum, norm.num_batches_tracked = momentum, tracked
+
+    return lambda: (nullcontext(), untracked())
 
 
 def build(spec: NetworkSpec) -> PixelNetwork:
@@ -84,7 +116,7 @@ class GlobalMaxPool(nn.Module):
         return features.amax(dim=(2, 3))
 
 
-def _article(spec: NetworkSpec) -> nn.Module:
+def _article(spec: NetworkSpec) -> nn.Sequential:
     """The network of the articles: 54.0 K parameters with width 32 and 10 classes."""
     width = spec.width
     return nn.Sequential(
@@ -109,7 +141,7 @@ def _block(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int
     return nn.Sequential(convolution, *[nn.MaxPool2d(2)] * pool, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-def _compact(spec: NetworkSpec) -> nn.Module:
+def _compact(spec: NetworkSpec) -> nn.Sequential:
     """A strided stem that writes little, three 3×3 convolutions, the largest value of each feature map.
 
     The stem brings images of any size to about 14×14. Padding is left out where the feature map is large enough
@@ -136,4 +168,4 @@ def _compact(spec: NetworkSpec) -> nn.Module:
     return nn.Sequential(*blocks, GlobalMaxPool(), nn.Dropout(spec.dropout), head)
 
 
-NETWORKS: dict[str, Callable[[NetworkSpec], nn.Module]] = {"compact": _compact, "article": _article}
+NETWORKS: dict[str, Callable[[NetworkSpec], nn.Sequential]] = {"compact": _compact, "article": _article}

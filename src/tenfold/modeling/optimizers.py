@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    CyclicLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+)
+from torch.optim.swa_utils import SWALR
 
 from tenfold import params as settings
 
@@ -43,8 +51,27 @@ def build_optimizer(
             return SGD(weights, learning_rate, chosen.momentum, weight_decay=decay, nesterov=nesterov, fused=fused)
 
 
-def build_schedule(optimizer: Optimizer, learning_rate: float, chosen: settings.Schedule, steps: int) -> LRScheduler:
-    """The schedule named in `train.schedule`: `learning_rate` is its peak, `steps` its length in optimizer steps."""
+def build_schedule(
+    optimizer: Optimizer, learning_rate: float, train: settings.Train, steps_per_epoch: int
+) -> LRScheduler:
+    """The schedule of `train.schedule`, counted in optimizer steps; `learning_rate` is its highest value.
+
+    With `train.swa.learning_rate`, SWA's own schedule takes its place from the first averaged epoch on.
+    """
+    first, final = train.first_averaged_epoch, train.swa.learning_rate
+    if first is None or final is None:
+        return _base_schedule(optimizer, learning_rate, train.schedule, steps_per_epoch, train.max_epochs)
+    if first == 0:
+        return SWALR(optimizer, final, train.swa.anneal_epochs * steps_per_epoch)
+    before = _base_schedule(optimizer, learning_rate, train.schedule, steps_per_epoch, first)
+    during = SWALR(optimizer, final, train.swa.anneal_epochs * steps_per_epoch)
+    return SequentialLR(optimizer, [before, during], milestones=[first * steps_per_epoch])
+
+
+def _base_schedule(
+    optimizer: Optimizer, learning_rate: float, chosen: settings.Schedule, steps_per_epoch: int, epochs: int
+) -> LRScheduler:
+    steps = steps_per_epoch * epochs
     match chosen.name:
         case "constant":
             return ConstantLR(optimizer, factor=1.0)
@@ -53,4 +80,12 @@ def build_schedule(optimizer: Optimizer, learning_rate: float, chosen: settings.
         case "one_cycle":
             return OneCycleLR(
                 optimizer, learning_rate, total_steps=steps, pct_start=chosen.warmup, cycle_momentum=False
+            )
+        case "cyclic":
+            return CyclicLR(
+                optimizer,
+                base_lr=chosen.cycle_floor * learning_rate,
+                max_lr=learning_rate,
+                step_size_up=max(1, round(chosen.cycle_epochs * steps_per_epoch)),
+                cycle_momentum=False,
             )

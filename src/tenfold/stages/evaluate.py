@@ -38,7 +38,7 @@ def run(params: Params) -> None:
     check_fit(predictor.spec, summary)
     predictor.network.to(memory_format=torch.channels_last)  # takes a third off the time
     run_id = sync.run_of(Path())
-    trainer = predicting_trainer()
+    trainer = predicting_trainer(params.evaluate.inference_mode)
     measured = {}
     for part in PARTS:
         print(f"evaluate: {part}, {summary.counts[part]:,} images", flush=True)

@@ -26,13 +26,14 @@ def quieten() -> None:
         warnings.filterwarnings("ignore", message=f".*{message}")
 
 
-def predicting_trainer() -> Trainer:
+def predicting_trainer(inference_mode: bool = True) -> Trainer:
     """A Trainer that only predicts, in full precision, on the best device at hand; a bar on a terminal."""
     quieten()
     return Trainer(
         devices=1,
         precision="32-true",
         deterministic=True,
+        inference_mode=inference_mode,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any, Literal
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from lightning_fabric.utilities.rank_zero import rank_zero_only
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from tenfold.data.datamodule import ImageData
 from tenfold.errors import TenfoldError
+from tenfold.modeling.networks import PixelNetwork
 from tenfold.params import Params, Train
 from tenfold.training.allocator import keep_freed_memory
 from tenfold.training.quiet import quieten
+from tenfold.training.strategies import build_strategy
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 
@@ -96,7 +99,13 @@ def check_steps(train: Train, data: ImageData) -> None:
     images = len(data.train_set)
     if data.batch_size > images:
         raise TenfoldError(f"train.batch_size: {data.batch_size} is over the {images} training images")
-    if train.accumulate_grad_batches > (batches := images // data.batch_size):
+    devices = train.num_nodes * (train.devices if train.devices != "auto" else 1)
+    if data.batch_size * devices > images:
+        raise TenfoldError(
+            f"train.batch_size: {data.batch_size} for each of {devices} devices is over the {images} training images: "
+            "lower it, or train.devices"
+        )
+    if train.accumulate_grad_batches > (batches := images // (data.batch_size * devices)):
         raise TenfoldError(
             f"train.accumulate_grad_batches: {train.accumulate_grad_batches} is over the {batches} batches of an epoch"
         )
@@ -108,13 +117,39 @@ def training_flags(train: Train) -> dict[str, Any]:
         "enable_progress_bar": sys.stdout.isatty(),  # in a log, the history announces each epoch in a line instead
         "devices": train.devices,
         "num_nodes": train.num_nodes,
-        "strategy": train.strategy,
+        "strategy": build_strategy(train),
         "max_epochs": train.max_epochs,
         "check_val_every_n_epoch": train.check_val_every_n_epoch,
         "accumulate_grad_batches": train.accumulate_grad_batches,
         "gradient_clip_val": train.gradient_clip_val,
         "gradient_clip_algorithm": train.gradient_clip_algorithm if train.gradient_clip_val else None,
     }
+
+
+class BestCheckpoints(ModelCheckpoint):
+    """Keeps the best, of the epochs from `first` on: with SWA, those before are of other weights than it averages."""
+
+    def __init__(self, *arguments: Any, first: int, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._first = first
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, if this epoch counts."""
+        if trainer.current_epoch >= self._first:
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+class StopEarly(EarlyStopping):
+    """Early stopping by the validations from epoch `first` on."""
+
+    def __init__(self, monitor: str, first: int, **more: Any) -> None:
+        super().__init__(monitor, check_on_train_epoch_end=False, **more)
+        self._first = first
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Judge, if this epoch counts."""
+        if trainer.current_epoch >= self._first:
+            super().on_validation_end(trainer, pl_module)
 
 
 def checkpointing(train: Train, folder: Path) -> tuple[ModelCheckpoint, ModelCheckpoint]:
@@ -132,12 +167,13 @@ def checkpointing(train: Train, folder: Path) -> tuple[ModelCheckpoint, ModelChe
         "every_n_epochs": train.check_val_every_n_epoch,
         "enable_version_counter": False,  # an epoch that is done again takes the place of what was saved of it
     }
-    best = ModelCheckpoint(
+    best = BestCheckpoints(
         folder,
         filename="{epoch:05d}-best",
         monitor=train.monitor,
         mode=_mode(train),
         save_top_k=train.save_top_k,
+        first=train.first_averaged_epoch or 0,
         **common,
     )
     last = ModelCheckpoint(folder, filename="{epoch:05d}-last", monitor="step", mode="max", save_top_k=2, **common)
@@ -152,18 +188,30 @@ def profiler(train: Train, folder: Path) -> Profiler | None:
 
 def stopping(train: Train) -> list[Callback]:
     """Early stopping, if there is to be any."""
-    patience = train.early_stopping.patience
-    if patience is None:
+    chosen, first = train.early_stopping, train.first_averaged_epoch or 0
+    if chosen.patience is None:
         return []
     return [
-        EarlyStopping(train.monitor, min_delta=train.early_stopping.min_delta, patience=patience, mode=_mode(train))
+        StopEarly(train.monitor, min_delta=chosen.min_delta, patience=chosen.patience, mode=_mode(train), first=first)
     ]
 
 
-def apply_memory_format(train: Train, network: torch.nn.Module) -> None:
-    """Channels-last weights make convolutions choose that layout for all that follows."""
-    if train.channels_last:
+def prepare_network(train: Train, network: PixelNetwork) -> None:
+    """Bring a network into the form that trains fastest; what it computes stays the same.
+
+    Raises:
+        TenfoldError: it is to be compiled, and there is no compiler.
+    """
+    if train.channels_last:  # weights of that layout make convolutions choose it for all that follows
         network.to(memory_format=torch.channels_last)
+    network.checkpoint_activations = train.activation_checkpointing
+    if train.compile:
+        compilers = [os.environ.get("CXX", "c++"), "g++", "clang++"]
+        if not any(map(shutil.which, compilers)):
+            raise TenfoldError(
+                f"train.compile: there is no C++ compiler ({', '.join(compilers)}). Install one, or set it to false"
+            )
+        network.layers.compile()
 
 
 def build_data(params: Params, batch_size: int) -> ImageData:

@@ -1,0 +1,44 @@
+"""What the train stage leaves behind: the best weights, the history, and the summary of the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
+
+from tenfold import paths
+from tenfold.modeling import checkpoint
+from tenfold.modeling.networks import NetworkSpec, build
+from tenfold.modeling.predictor import Predictor
+from tenfold.params import Params
+from tenfold.training.history import History
+from tenfold.training.tricks import effective_precision
+
+
+def write(spec: NetworkSpec, best: Path, history: History, training: dict[str, Any]) -> None:
+    """Write the best weights, the history and the summary of the network."""
+    network = build(spec)  # a new one: that of the training may be divided among devices
+    weights = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
+    network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
+    with paths.writing(paths.BEST_CHECKPOINT) as file:
+        checkpoint.save(file, network, spec, training)
+    with paths.writing(paths.TRAIN_REPORT) as folder:
+        folder.mkdir()
+        history.write(folder / paths.HISTORY.name)
+        summary = ModelSummary(Predictor(network, spec), max_depth=-1)
+        (folder / "network.txt").write_text(f"{summary}\n", encoding="utf-8")
+
+
+def settings(params: Params, learning_rate: float, batch_size: int) -> dict[str, Any]:
+    """What shaped the weights, for whoever finds the file alone."""
+    return {
+        "seed": params.seed,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "precision": effective_precision(params.train),
+    } | params.train.model_dump(
+        mode="json",
+        include={"max_epochs", "optimizer", "schedule", "swa", "ema_decay", "label_smoothing", "augment"},
+    )

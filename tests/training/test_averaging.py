@@ -1,0 +1,133 @@
+"""SWA and EMA: the average is what is validated, kept and exported, and its BatchNorm statistics are its own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tenfold.data.summary import Summary
+from tenfold.modeling.module import Classifier
+from tenfold.training import tricks
+from tests.training.test_training import SHIPPED, fit, settings, weights
+
+
+class Watch(Callback):
+    """Collects the weights in training after each step, and what is validated."""
+
+    def __init__(self) -> None:
+        self.after_step: list[Tensor] = []
+        self.validated: list[Tensor] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: object) -> None:
+        self.after_step.append(weights(pl_module))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pass
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *arguments: object) -> None:
+        self.validated.append(weights(pl_module))
+
+
+def statistics(module: torch.nn.Module) -> list[Tensor]:
+    return [
+        statistic.clone()
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm)
+        for statistic in (layer.running_mean, layer.running_var)
+        if statistic is not None
+    ]
+
+
+def swa(**changes: object) -> object:
+    return SHIPPED.train.swa.model_copy(update={"start": 0.5} | changes)
+
+
+def saved(folder: Path, name: str) -> dict[str, Tensor]:
+    (file,) = folder.glob(name)
+    content: dict[str, Tensor] = torch.load(file, weights_only=True)["state_dict"]
+    return content
+
+
+def vector(state: dict[str, Tensor], module: Classifier) -> Tensor:
+    return torch.cat([state[name].flatten() for name, _ in module.named_parameters()])
+
+
+def test_swa_is_the_mean_of_the_weights_at_the_ends_of_epochs(stripes: Summary, tmp_path: Path) -> None:
+    watch = Watch()
+    module, history = fit(settings(max_epochs=4, swa=swa()), stripes, tmp_path / "kept", None, watch)
+    ends = [watch.after_step[step] for step in (9, 19, 29, 39)]
+    torch.testing.assert_close(watch.validated[0], ends[0], rtol=0, atol=0)
+    torch.testing.assert_close(watch.validated[1], ends[1], rtol=0, atol=0)
+    torch.testing.assert_close(watch.validated[2], ends[2], rtol=0, atol=0)
+    mean = (ends[2] + ends[3]) / 2
+    torch.testing.assert_close(watch.validated[3], mean)
+    torch.testing.assert_close(weights(module), mean)
+    torch.testing.assert_close(vector(saved(tmp_path / "kept", "00003-last.ckpt"), module), mean)
+    (best,) = (tmp_path / "kept").glob("*-best.ckpt")
+    assert best.name >= "00002"  # an epoch before is no average, however good
+    assert len(history.rows) == 4
+
+
+def test_swa_leaves_the_training_itself_alone(stripes: Summary, tmp_path: Path) -> None:
+    plain, averaged = Watch(), Watch()
+    fit(settings(max_epochs=4), stripes, tmp_path / "plain", None, plain)
+    fit(settings(max_epochs=4, swa=swa()), stripes, tmp_path / "swa", None, averaged)
+    assert torch.equal(torch.stack(plain.after_step), torch.stack(averaged.after_step))
+
+
+def test_ema_is_what_its_formula_says(stripes: Summary, tmp_path: Path) -> None:
+    watch = Watch()
+    module, _ = fit(settings(max_epochs=2, ema_decay=0.8), stripes, tmp_path / "kept", None, watch)
+    expected = watch.after_step[0]
+    for step in watch.after_step[1:]:
+        expected = 0.8 * expected + 0.2 * step
+    torch.testing.assert_close(weights(module), expected)
+    torch.testing.assert_close(watch.validated[-1], expected)
+    torch.testing.assert_close(vector(saved(tmp_path / "kept", "00001-last.ckpt"), module), expected)
+
+
+@pytest.mark.parametrize("changes", [{"swa": swa()}, {"ema_decay": 0.8}])
+def test_batch_norm_is_measured_anew_on_the_average(
+    stripes: Summary, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    params = settings(max_epochs=4, **changes)
+    module, _ = fit(params, stripes, tmp_path / "kept")
+    state = saved(tmp_path / "kept", "00003-last.ckpt")
+    norms = [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+    measured = [state[f"{name}.{kind}"] for name in norms for kind in ("running_mean", "running_var")]
+    for kept, exported in zip(measured, statistics(module), strict=True):
+        assert torch.equal(kept, exported)
+    # By hand: the plain mean over the batches of an epoch. Augmentation is drawn anew, so only nearly the same.
+    data = tricks.build_data(params, 20)
+    torch.optim.swa_utils.update_bn((module.augment(images) for images, _ in data.train_dataloader()), module.network)
+    for kept, by_hand in zip(measured, statistics(module), strict=True):
+        torch.testing.assert_close(kept, by_hand, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("changes", [{"swa": swa()}, {"swa": swa(learning_rate=0.01)}, {"ema_decay": 0.8}])
+def test_an_interrupted_averaging_goes_on_bit_for_bit(
+    stripes: Summary, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    class Interrupt(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.current_epoch == 3:
+                raise KeyboardInterrupt
+
+    params = settings(max_epochs=4, **changes)
+    whole, expected = fit(params, stripes, tmp_path / "whole")
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(params, stripes, tmp_path / "kept", None, Interrupt())
+    resumed, found = fit(params, stripes, tmp_path / "kept")
+    assert torch.equal(weights(resumed), weights(whole))
+    for one, other in zip(statistics(resumed), statistics(whole), strict=True):
+        assert torch.equal(one, other)
+    assert found.rows == expected.rows
+
+
+def test_early_stopping_looks_at_averages_only(stripes: Summary, tmp_path: Path) -> None:
+    stop = SHIPPED.train.early_stopping.model_copy(update={"patience": 1, "min_delta": 0.9})
+    _, history = fit(settings(max_epochs=8, swa=swa(start=3), early_stopping=stop), stripes, tmp_path)
+    assert len(history.rows) == 5  # epochs 4 and 5 are the first two that count
