@@ -15,20 +15,16 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
-PROJECT = Path(__file__).parents[1]
-sys.path.insert(0, str(PROJECT))
-
-from tests.checkout import Checkout, clean_environment, clone, commit  # noqa: E402
+import lab
+from lab import Checkout, clean_environment, commit
 
 REPRO = ("dvc", "repro", "--single-item", "train")
 PATIENCE_S = 300.0
@@ -154,9 +150,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    with tempfile.TemporaryDirectory(prefix="tenfold-faults-") as scratch:
-        checkout = clone(Path(scratch) / "project")
-        (Path(scratch) / "shared").symlink_to((PROJECT.parent / "shared").resolve())
+    with lab.checkout() as checkout:
         checkout.edit("dataset: mnist", f"dataset: {options.dataset}")
         commit(checkout, "Settings")
         checkout.run("dvc", "repro", "train")

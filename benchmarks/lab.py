@@ -27,9 +27,9 @@ PROJECT = Path(__file__).parents[1]
 PAGE = PROJECT / "docs/benchmarks.md"
 sys.path.insert(0, str(PROJECT))
 
-from tests.checkout import Checkout, clean_environment, clone  # noqa: E402
+from tests.checkout import Checkout, clean_environment, clone, commit  # noqa: E402
 
-__all__ = ["Checkout", "clean_environment"]
+__all__ = ["Checkout", "clean_environment", "commit"]
 
 
 def autocast(train: Train) -> torch.autocast:
@@ -48,8 +48,8 @@ def bare_step(train: Train, network: nn.Module, optimizer: Optimizer, images: Te
 
 
 @contextmanager
-def checkout(recipe: str) -> Iterator[Checkout]:
-    """A clone in a temporary folder, with the data at hand and a recipe applied."""
+def checkout(recipe: str = "balanced") -> Iterator[Checkout]:
+    """A clone in a temporary folder, with the data at hand and a recipe applied; `balanced` is what is shipped."""
     with TemporaryDirectory(prefix="tenfold-bench-") as folder:
         made = clone(Path(folder) / "project")
         (Path(folder) / "shared").symlink_to((PROJECT.parent / "shared").resolve())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
 import sys
@@ -82,14 +81,13 @@ def bare_fit(params: Params) -> float:
     torch.use_deterministic_algorithms(False)
     started = time.perf_counter()
     train = params.train
-    tuned = json.loads(paths.TUNE_RESULT.read_text(encoding="utf-8"))
+    rate, batch_size = stage.tuned()
     torch.manual_seed(params.seed)
     data, held_out = ImageSet(paths.SPLIT / "train"), ImageSet(paths.SPLIT / "val")
     network = build_classifier(params, Summary.load(), 0.0).network
-    rate = tuned["learning_rate"]["value"]
     optimizer = build_optimizer(network.parameters(), rate, train.optimizer)
-    batches = TrainBatches(len(data), tuned["batch_size"]["value"], params.seed)
-    schedule = build_schedule(optimizer, rate, train.schedule, train.max_epochs * len(batches))
+    batches = TrainBatches(len(data), batch_size, params.seed)
+    schedule = build_schedule(optimizer, rate, train, len(batches))
     for epoch in range(train.max_epochs):
         network.train()
         batches.set_epoch(epoch)

@@ -9,18 +9,14 @@ import argparse
 import os
 import platform
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from ruamel.yaml import YAML
 
-PROJECT = Path(__file__).parents[1]
-sys.path.insert(0, str(PROJECT))
-
-from tests.checkout import Checkout, clone, commit  # noqa: E402
+import lab
+from lab import Checkout, commit
 
 
 def outs(checkout: Checkout) -> dict[str, str]:
@@ -35,9 +31,7 @@ def main() -> None:
     parser.add_argument("--dataset", choices=["digits", "mnist"], default="mnist")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    with tempfile.TemporaryDirectory(prefix="tenfold-reproducibility-") as scratch:
-        checkout = clone(Path(scratch) / "project")
-        (Path(scratch) / "shared").symlink_to((PROJECT.parent / "shared").resolve())
+    with lab.checkout() as checkout:
         checkout.edit("dataset: mnist", f"dataset: {options.dataset}")
         commit(checkout, "Settings")
         threads = torch.get_num_threads()

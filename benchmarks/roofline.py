@@ -7,7 +7,6 @@ torch. Work by peak is the floor under a training in seconds; a table of operato
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from tenfold.data.datamodule import ImageSet
 from tenfold.data.summary import Summary
 from tenfold.modeling.optimizers import build_optimizer
 from tenfold.params import Params
+from tenfold.stages import train as stage
 from tenfold.training.allocator import keep_freed_memory
 from tenfold.training.factory import build_classifier
 from tenfold.training.tricks import effective_precision
@@ -109,10 +109,10 @@ def copy_bandwidth() -> float:
 def training_step(params: Params) -> tuple[Callable[[], Any], int]:
     """One bare step of a recipe, again and again on the same batch, and how many its training has."""
     train = params.train
-    tuned = json.loads(paths.TUNE_RESULT.read_text(encoding="utf-8"))
-    data, size = ImageSet(paths.SPLIT / "train"), tuned["batch_size"]["value"]
+    rate, size = stage.tuned()
+    data = ImageSet(paths.SPLIT / "train")
     network = build_classifier(params, Summary.load(), 0.0).network.train()
-    optimizer = build_optimizer(network.parameters(), tuned["learning_rate"]["value"], train.optimizer)
+    optimizer = build_optimizer(network.parameters(), rate, train.optimizer)
     positions = torch.randperm(len(data))[:size]
     return (
         lambda: lab.bare_step(train, network, optimizer, *data[positions]),
