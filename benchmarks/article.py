@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--split", type=Path, default=Path("data/split"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--learning-rate", type=float, default=0.001)
+    parser.add_argument("--learning-rate", type=float, default=0.0005)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=int, help="of the training images, the first so many")
     print(json.dumps(train(parser.parse_args())))
