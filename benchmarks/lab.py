@@ -39,7 +39,7 @@ def autocast(train: Train) -> torch.autocast:
 
 def bare_step(train: Train, network: nn.Module, optimizer: Optimizer, images: Tensor, labels: Tensor) -> None:
     """One step of a recipe in plain torch: augment, forward, backward, optimizer."""
-    images = distort(images, **train.augment.model_dump())
+    images = distort(images, **train.augment.amounts())
     with autocast(train):
         loss = F.cross_entropy(network(images), labels, label_smoothing=train.label_smoothing)
     optimizer.zero_grad()
@@ -82,8 +82,10 @@ def mean(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
-def publish(name: str, text: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "") -> None:
-    """Print a table with what stands above and below it, and put them in their place in docs/benchmarks.md.
+def publish(
+    name: str, text: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "", page: Path = PAGE
+) -> None:
+    """Print a table with what stands above and below it, and put them in their place on a page.
 
     Args:
         name: of the place, which begins with `<!-- name -->` and ends with `<!-- end of name -->`.
@@ -91,11 +93,16 @@ def publish(name: str, text: str, headers: Sequence[str], rows: Sequence[Sequenc
         headers: of the columns.
         rows: of the table.
         notes: what stands below.
+        page: where the place is.
     """
     table = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
     whole = "\n\n".join(part for part in (f"{text}\nMachine: {machine()}.", table, notes) if part)
     print(whole, flush=True)
-    page = PAGE.read_text(encoding="utf-8")
+    put(name, whole, page)
+
+
+def put(name: str, whole: str, page: Path) -> None:
+    """Put text in its place on a page: between `<!-- name -->` and `<!-- end of name -->`."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    before, rest = page.split(start)
-    PAGE.write_text(f"{before}{start}{whole}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    before, rest = page.read_text(encoding="utf-8").split(start)
+    page.write_text(f"{before}{start}{whole}\n{end}{rest.split(end)[1]}", encoding="utf-8")

@@ -80,14 +80,15 @@ def bare_fit(params: Params) -> float:
     """Seconds of the same training as a plain loop."""
     torch.use_deterministic_algorithms(False)
     started = time.perf_counter()
-    train = params.train
-    rate, batch_size = stage.tuned()
+    train = stage.tuned(params).train
+    assert train.learning_rate != "auto"
+    assert train.batch_size != "auto"
     torch.manual_seed(params.seed)
     data, held_out = ImageSet(paths.SPLIT / "train"), ImageSet(paths.SPLIT / "val")
     network = build_classifier(params, Summary.load(), 0.0).network
-    optimizer = build_optimizer(network.parameters(), rate, train.optimizer)
-    batches = TrainBatches(len(data), batch_size, params.seed)
-    schedule = build_schedule(optimizer, rate, train, len(batches))
+    optimizer = build_optimizer(network.parameters(), train.learning_rate, train.optimizer)
+    batches = TrainBatches(len(data), train.batch_size, params.seed)
+    schedule = build_schedule(optimizer, train.learning_rate, train, len(batches))
     for epoch in range(train.max_epochs):
         network.train()
         batches.set_epoch(epoch)

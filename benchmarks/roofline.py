@@ -108,8 +108,8 @@ def copy_bandwidth() -> float:
 
 def training_step(params: Params) -> tuple[Callable[[], Any], int]:
     """One bare step of a recipe, again and again on the same batch, and how many its training has."""
-    train = params.train
-    rate, size = stage.tuned()
+    train = stage.tuned(params).train
+    rate, size = float(train.learning_rate), int(train.batch_size)
     data = ImageSet(paths.SPLIT / "train")
     network = build_classifier(params, Summary.load(), 0.0).network.train()
     optimizer = build_optimizer(network.parameters(), rate, train.optimizer)

@@ -20,15 +20,20 @@ import psutil
 import pytest
 
 from tenfold.tracking.runs import MODEL
-from tests.checkout import Checkout, clean_environment, clone, commit
+from tests.checkout import PROJECT, Checkout, clean_environment, clone, commit
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("distributed")]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A clone with digits, split and tuned."""
+    return prepared(tmp_path_factory.mktemp("distributed") / "project")
+
+
+def prepared(folder: Path) -> Checkout:
     """A clone with digits, split and tuned; 127 validation images, which two processes cannot halve."""
-    made = clone(tmp_path_factory.mktemp("distributed") / "project")
+    made = clone(folder)
     made.edit("dataset: mnist", "dataset: digits")
     made.edit("val_size: auto", "val_size: 127")
     made.edit("max_epochs: 4", "max_epochs: 2")
@@ -124,6 +129,26 @@ def test_what_cannot_be_is_refused(checkout: Checkout, settings: dict[str, Any],
         output = checkout.tenfold("train", status=1, OMP_NUM_THREADS="1")
     assert message in output
     assert "Traceback" not in output
+
+
+def sizes(checkout: Checkout, strategy: str, width: int) -> list[dict[str, int]]:
+    script = str(PROJECT / "tests/sharded_sizes.py")
+    checkout.run(sys.executable, script, strategy, str(width), OMP_NUM_THREADS="1")
+    return [json.loads(checkout.read(f"sizes-{rank}.json")) for rank in (0, 1)]
+
+
+def test_weights_gradients_and_optimizer_state_are_really_divided(checkout: Checkout) -> None:
+    """As the network grows, each of two processes holds half of all; with DDP, each holds all."""
+    for width in (8, 32):
+        whole = sizes(checkout, "ddp", width)
+        assert whole[0] == whole[1]
+        halves = sizes(checkout, "sharded", width)
+        for kind, everything in whole[0].items():
+            parts = [half[kind] for half in halves]
+            assert sum(parts) == everything
+            assert max(parts) < 0.52 * everything, kind
+    for rank in (0, 1):
+        (checkout.root / f"sizes-{rank}.json").unlink()
 
 
 @contextmanager

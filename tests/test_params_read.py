@@ -20,20 +20,31 @@ WATCH = """
 import json, sys
 from tenfold import params as schema
 
-prefixes, read = {}, {}
+prefixes, read, kept = {}, {}, []
 
 def remember(section, prefix=""):
     prefixes[id(section)] = prefix
+    kept.append(section)  # an id is given anew when its object is gone
     for name in type(section).model_fields:
-        value = getattr(section, name)
+        value = section.__dict__[name]
         if isinstance(value, schema.Section):
             remember(value, f"{prefix}{name}.")
 
 settings = schema.Params.load()
 own = settings.data.model_copy(update={"dataset": "folder", "on_bad_file": "skip"})
 own_images = settings.model_copy(update={"data": own})
-remember(settings)
-remember(own_images)
+search = settings.tune.search.model_copy(update={"trials": 1, "epochs": 1})
+searching = settings.model_copy(update={"tune": settings.tune.model_copy(update={"search": search})})
+for variant in (settings, own_images, searching):
+    remember(variant)
+with_tuned = schema.Params.with_tuned
+
+def remembered(self, found):
+    result = with_tuned(self, found)
+    remember(result)
+    return result
+
+schema.Params.with_tuned = remembered
 plain = schema.Section.__getattribute__
 
 def watched(self, name):
@@ -50,6 +61,8 @@ for stage in sys.argv[2:]:
     read[stage] = [seen, passed]
     if stage == "download":
         import_module(f"tenfold.stages.{stage}").run(own_images)
+    if stage == "tune":
+        import_module(f"tenfold.stages.{stage}").run(searching)
     import_module(f"tenfold.stages.{stage}").run(settings)
 with open(sys.argv[1], "w") as file:
     json.dump({stage: [sorted(keys) for keys in found] for stage, found in read.items()}, file)

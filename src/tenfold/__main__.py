@@ -119,6 +119,20 @@ def verify() -> None:
 
 
 @app.command(rich_help_panel=PEOPLE)
+def tricks(
+    names: Annotated[list[str] | None, typer.Argument(help="Of rows or tables in tricks.yaml; without, all.")] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each row.", min=1)] = 5,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what is measured already.")] = False,
+) -> None:
+    """Measure what each trick brings: seconds, memory and accuracy, with intervals. Stopped, it goes on later."""
+    from tenfold.measure.campaign import measure
+
+    params = Params.load()
+    store.check()
+    raise typer.Exit(0 if measure(params, names or [], seeds, again) else 1)
+
+
+@app.command(rich_help_panel=PEOPLE)
 def promote(
     version: Annotated[str, typer.Argument(help="The version that is to be champion.")] = "",
     rollback: Annotated[bool, typer.Option("--rollback", help="Back to the champion before.")] = False,

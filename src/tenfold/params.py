@@ -157,11 +157,37 @@ class TuneBatchSize(Section):
         return self
 
 
+Range = Annotated[list[NonNegative], Field(min_length=2, max_length=2)]
+
+
+class TuneSearch(Section):
+    """A search by Optuna for every setting that is `auto`, in place of the finders."""
+
+    trials: Annotated[int, Field(ge=0)] = Field(description="Settings to try; 0: no search, but the finders.")
+    epochs: PositiveInt = Field(description="Epochs of each trial, each with the whole schedule.")
+    prune: bool = Field(description="Give up a trial whose validation accuracy lags behind the others' median.")
+    weight_decay: Range = Field(description="Lowest and highest that is tried, for `train.optimizer.weight_decay`.")
+    augment_strength: Range = Field(description="Lowest and highest that is tried, for `train.augment.strength`.")
+    storage: str | None = Field(
+        description="Database URL of the study, such as `postgresql://user@host/name`, for several hosts to share; "
+        "null: `.tenfold/studies.db`."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TuneSearch:
+        if not 0 < self.weight_decay[0] < self.weight_decay[1]:
+            raise ValueError(f"weight_decay ({self.weight_decay}) should be two numbers over 0, the lower first")
+        if not self.augment_strength[0] < self.augment_strength[1]:
+            raise ValueError(f"augment_strength ({self.augment_strength}) should be two numbers, the lower first")
+        return self
+
+
 class Tune(Section):
-    """The finders behind `learning_rate: auto` and `batch_size: auto`."""
+    """What finds the settings that are `auto`."""
 
     learning_rate: TuneLearningRate
     batch_size: TuneBatchSize
+    search: TuneSearch
 
 
 class EarlyStopping(Section):
@@ -178,7 +204,9 @@ class Optimizer(Section):
     """The optimizer."""
 
     name: Literal["adam", "adamw", "rmsprop", "sgd"] = Field(description="`sgd` is with Nesterov momentum.")
-    weight_decay: NonNegative = Field(description="Decoupled for adamw, L2 for the others.")
+    weight_decay: Auto | NonNegative = Field(
+        description="Decoupled for adamw, L2 for the others. `auto`: what `tune.search` found."
+    )
     betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = Field(
         description="Decay of Adam's and AdamW's two moments."
     )
@@ -231,6 +259,12 @@ class Augment(Section):
         description="Standard deviation of a smooth random displacement of the pixels, in pixels. Off: it pays in "
         "long trainings and on few images."
     )
+    strength: Auto | NonNegative = Field(description="Factor of all these. `auto`: what `tune.search` found.")
+
+    def amounts(self) -> dict[str, float]:
+        """Of each change, as `distort` takes them."""
+        assert self.strength != "auto"
+        return {name: value * self.strength for name, value in self.model_dump(exclude={"strength"}).items()}
 
 
 class Train(Section):
@@ -338,6 +372,11 @@ class Train(Section):
             raise ValueError(
                 "precision '16-mixed' needs a GPU, and accelerator is 'cpu': use 'bf16-mixed', '32-true' or 'auto'"
             )
+        if self.compile and self.activation_checkpointing:
+            raise ValueError(
+                "compile already chooses what to compute again, and does not go with activation_checkpointing: set one "
+                "of them to false"
+            )
         self._check_strategy()
         return self
 
@@ -417,6 +456,28 @@ class Params(Section):
             return cls.model_validate(document)
         except ValidationError as error:
             raise TenfoldError(_explain(source, error)) from None
+
+    @model_validator(mode="after")
+    def _searched(self) -> Params:
+        searched = {
+            "train.optimizer.weight_decay": self.train.optimizer.weight_decay,
+            "train.augment.strength": self.train.augment.strength,
+        }
+        if not self.tune.search.trials and (keys := [key for key, value in searched.items() if value == "auto"]):
+            raise ValueError(f"{' and '.join(keys)}: auto needs a search: set tune.search.trials, or a number here")
+        return self
+
+    def with_tuned(self, found: dict[str, Any]) -> Params:
+        """These settings with what the tune stage found, by its names, in place of `auto`."""
+        train = self.train
+        optimizer, augment = train.optimizer, train.augment
+        if "weight_decay" in found:
+            optimizer = optimizer.model_copy(update={"weight_decay": found["weight_decay"]})
+        if "augment_strength" in found:
+            augment = augment.model_copy(update={"strength": found["augment_strength"]})
+        changes = {name: found[name] for name in ("learning_rate", "batch_size") if name in found}
+        train = train.model_copy(update={"optimizer": optimizer, "augment": augment} | changes)
+        return self.model_copy(update={"train": train})
 
     def flat(self) -> dict[str, Any]:
         """Every setting under its dotted name: `{"train.optimizer.name": "adamw", …}`."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,15 +16,10 @@ import pytest
 from tenfold.params import Params
 from tenfold.tracking import journal, records, runs, store, sync
 from tenfold.tracking.logger import RunLogger
+from tests.postgres import free_port, postgres
 
 POINTS = 1500
 """Of each part of the curve: more than one batch."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
@@ -67,29 +59,8 @@ class Server:
 @pytest.fixture
 def backend(project: Path) -> Iterator[str]:
     """The URI of a real PostgreSQL of Debian's package; of an SQLite file where there is none, but not in CI."""
-    found = shutil.which("pg_ctl") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")), None)
-    if found is None:
-        assert not os.environ.get("CI"), "needs PostgreSQL: apt-get install postgresql"
-        yield f"sqlite:///{project / 'mlflow.db'}"
-        return
-    programs, folder, port = Path(found).resolve().parent, Path(tempfile.mkdtemp()), free_port()
-
-    def run(*command: str) -> None:
-        as_postgres = ["su", "postgres", "-s", "/bin/sh", "-c", " ".join(command)]
-        done = subprocess.run(
-            as_postgres if os.getuid() == 0 else list(command), cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    if os.getuid() == 0:
-        shutil.chown(folder, "postgres")
-    run(f"{programs}/initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "mlflow", "--no-sync")
-    options = f"-p {port} -k {folder} -h 127.0.0.1"
-    quoted = f"'{options}'" if os.getuid() == 0 else options
-    run(f"{programs}/pg_ctl", "-D", f"{folder}/data", "-l", f"{folder}/log", "-w", "-o", quoted, "start")
-    yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"
-    run(f"{programs}/pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
-    shutil.rmtree(folder)
+    with postgres() as uri:
+        yield uri or f"sqlite:///{project / 'mlflow.db'}"
 
 
 @pytest.fixture

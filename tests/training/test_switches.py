@@ -9,8 +9,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.modeling.networks import NetworkSpec, PixelNetwork, build
-from tenfold.training import tricks
-from tests.training.test_training import fit, schedule, settings, weights
+from tenfold.params import TuneBatchSize
+from tenfold.training import finders, tricks
+from tests.training.test_training import SHIPPED, fit, parts, schedule, settings, weights
 
 SPEC = NetworkSpec("compact", 8, 0.5, 1, (28, 28), ("a", "b", "c"), (0.1,), (0.3,))
 
@@ -104,3 +105,31 @@ def test_deepspeed_that_is_not_installed() -> None:
     train = settings(strategy="deepspeed", devices=2).train
     with pytest.raises(TenfoldError, match=r"train\.strategy: 'deepspeed' needs the package of that name"):
         tricks.training_flags(train)
+
+
+def test_tuning_leaves_everything_as_it_was(stripes: Summary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, BatchNorm statistics, limits, settings and the folder of temporary files."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    params = settings()
+    module, data = parts(params, stripes, scheduled=False)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    batch_size = TuneBatchSize(method="binsearch", min=4, max=8)
+    finders.find_batch_size(params.train, batch_size, module, data)
+    data.batch_size = 20
+    finders.find_learning_rate(params.train, SHIPPED.tune.learning_rate, module, data)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert module.learning_rate == 0.02
+    assert data.batch_size == 20
+    assert list(temporary.iterdir()) == []
+    tuned, expected = Rates(), Rates()
+    trainer = tricks.build_trainer(
+        params.train, logger=False, enable_checkpointing=False, callbacks=[tuned], **tricks.training_flags(params.train)
+    )
+    trainer.fit(module, datamodule=data)
+    assert len(tuned.seen) == 30  # three whole epochs
+    fit(params, stripes, tmp_path / "untuned", None, expected)
+    assert tuned.seen == [0.02] * 30  # the module was built for tuning: without a schedule
+    assert expected.seen[0] < 0.02

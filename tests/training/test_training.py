@@ -354,7 +354,7 @@ def test_no_suggestion_means_the_fallback_and_a_warning(
     rates = TuneLearningRate(min=1e20, max=1e30, steps=20, fallback=0.25)  # diverges at once
     params = settings(batch_size=20)
     params = params.model_copy(update={"tune": params.tune.model_copy(update={"learning_rate": rates})})
-    tune.search(params, tmp_path)
+    tune.find(params, tmp_path)
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["learning_rate"] == {"value": 0.25, "source": "fallback"}
     assert found["batch_size"] == {"value": 20, "source": "params"}

@@ -57,7 +57,7 @@ class Classifier(Predictor):
 
     def augment(self, images: Tensor) -> Tensor:
         """Training images as `train.augment` changes them."""
-        return distort(images, **self.settings.augment.model_dump())
+        return distort(images, **self.settings.augment.amounts())
 
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's means anew: the finders stop in mid-epoch."""

@@ -37,6 +37,7 @@ def build_optimizer(
         {"params": [parameter for parameter in everything if parameter.ndim > 1]},
         {"params": [parameter for parameter in everything if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
+    assert chosen.weight_decay != "auto"
     decay = chosen.weight_decay
     betas = (chosen.betas[0], chosen.betas[1])
     match chosen.name:

@@ -164,3 +164,21 @@ def learning_rate_search(
 def _column(history: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
     cells = [row.get(key) for row in history]
     return np.array([math.nan if cell in (None, "") else float(cell) for cell in cells])
+
+
+@styled
+def comparison(title: str, seconds: Mapping[str, list[float]], accuracies: Mapping[str, list[float]]) -> Figure:
+    """Seconds of a fit and test accuracy of each row, one dot per training and a bar at their mean."""
+    names = list(accuracies)
+    figure = Figure(figsize=(11, 1.2 + 0.32 * len(names)))
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, values, label in ((left, seconds, "seconds of a fit"), (right, accuracies, "test accuracy")):
+        for place, name in enumerate(names):
+            axes.plot(values[name], [place] * len(values[name]), "o", color=PALE, markersize=5)
+            axes.plot([np.mean(values[name])] * 2, [place - 0.3, place + 0.3], color=BLUE)
+        axes.set_xlabel(label)
+    left.set_yticks(range(len(names)), names)
+    left.invert_yaxis()
+    right.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+    return figure

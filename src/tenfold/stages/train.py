@@ -47,13 +47,15 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
         logger: gets the curves.
         watchers: callbacks that look on, and shape nothing.
     """
+    params = tuned(params)
     train = params.train
-    learning_rate, batch_size = tuned()
+    assert train.learning_rate != "auto"
+    assert train.batch_size != "auto"
 
     seed_everything(params.seed, verbose=False)
-    data = tricks.build_data(params, batch_size)
+    data = tricks.build_data(params, train.batch_size)
     tricks.check_steps(train, data)
-    classifier = build_classifier(params, Summary.load(), learning_rate, scheduled=True)
+    classifier = build_classifier(params, Summary.load(), train.learning_rate, scheduled=True)
     history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
     best, last = tricks.checkpointing(train, folder)
     shaping = [EpochSeed(params.seed), *averaging(train), *tricks.stopping(train), resume.StayStopped()]
@@ -69,19 +71,21 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
     with together(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=interrupted)
     if trainer.is_global_zero:
-        settings = outs.settings(params, learning_rate, batch_size)
-        outs.write(classifier.spec, Path(best.best_model_path), history, settings)
+        outs.write(classifier.spec, Path(best.best_model_path), history, params)
 
 
-def tuned() -> tuple[float, int]:
-    """The learning rate and the batch size that the tune stage found, or was given.
+def tuned(params: Params) -> Params:
+    """The settings with what the tune stage found, or was given, in place of `auto`.
 
     Raises:
         TenfoldError: its file is missing or damaged.
     """
     try:
         found = json.loads(paths.TUNE_RESULT.read_text(encoding="utf-8"))
-        return float(found["learning_rate"]["value"]), int(found["batch_size"]["value"])
+        values = {name: entry["value"] for name, entry in found.items()}
+        return params.with_tuned(
+            values | {"learning_rate": float(values["learning_rate"]), "batch_size": int(values["batch_size"])}
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TenfoldError(
             f"{paths.TUNE_RESULT}: names no learning rate and batch size ({error}). Make it again: dvc repro -f tune"

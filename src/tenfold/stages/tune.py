@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ Found = dict[str, Any]
 def run(params: Params) -> None:
     """Write `reports/tune/`: the values found, the curve and the table that they were read from."""
     train = params.train
-    if train.learning_rate != "auto" and train.batch_size != "auto":
+    searched = train.learning_rate, train.batch_size, train.optimizer.weight_decay, train.augment.strength
+    if "auto" not in searched:
         print("tune: learning_rate and batch_size are set to numbers: nothing to search for")
         with paths.writing(paths.TUNE) as folder:
             folder.mkdir()
@@ -32,11 +34,27 @@ def run(params: Params) -> None:
     with runs.open_run("tenfold-tune", title, tags=tags) as tracked:
         with paths.writing(paths.TUNE) as folder:
             folder.mkdir()
-            search(params, folder)
+            if params.tune.search.trials:
+                search(params, folder, lambda trial: records.record_trial(tracked, trial))
+            else:
+                find(params, folder)
         records.record_tuning(tracked, Path(), params)
 
 
-def search(params: Params, folder: Path) -> None:
+def search(params: Params, folder: Path, tell: Callable[[Any], None]) -> None:
+    """Search with Optuna for all that is `auto` and write what it found, and every trial, to `folder`."""
+    from tenfold.training.search import search as search_with_optuna
+
+    train = params.train
+    best, trials = search_with_optuna(params, Summary.load(), tell)
+    found = {"learning_rate": _given(train.learning_rate), "batch_size": _given(train.batch_size)}
+    _write(folder, found | {name: {"value": value, "source": "search"} for name, value in best.items()})
+    rows = [{"state": trial.state.name.lower(), "val/acc": trial.value, **trial.params} for trial in trials]
+    _write_rows(folder / "trials.csv", rows)
+    print(f"tune: {len(trials)} trials; best: " + ", ".join(f"{name} {value:.4g}" for name, value in best.items()))
+
+
+def find(params: Params, folder: Path) -> None:
     """Run the finders that are asked for and write what they found to `folder`."""
     from pytorch_lightning import seed_everything
 
@@ -65,10 +83,8 @@ def search(params: Params, folder: Path) -> None:
     if train.learning_rate == "auto":
         test = finders.find_learning_rate(train, params.tune.learning_rate, module, data)
         learning_rate = _suggested(test, params.tune.learning_rate.fallback)
-        rows = [
-            {"lr": f"{lr:.6g}", "loss": f"{loss:.6g}"}
-            for lr, loss in zip(test.learning_rates, test.losses, strict=True)
-        ]
+        points = zip(test.learning_rates, test.losses, strict=True)
+        rows = [{"lr": f"{lr:.6g}", "loss": f"{loss:.6g}"} for lr, loss in points]
         _write_rows(folder / "learning_rate.csv", rows)
         figures.save(
             figures.learning_rate_search(test.learning_rates, test.losses, test.suggestion),

@@ -28,6 +28,7 @@ from tenfold.tracking.runs import Run
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Metric
     from mlflow.entities.model_registry import ModelVersion
+    from optuna.trial import FrozenTrial
 
 SERVING_CODE = Path(tenfold.serving.__file__).with_name("model.py")
 PARAMS_PER_BATCH, LONGEST_PARAM = 100, 6000
@@ -98,6 +99,24 @@ def _tensors(dtype: str, shape: list[int]) -> str:
 def record_tuning(run: Run, root: Path, params: Params) -> None:
     """Fill the run of the tune stage, and make it known by the hash of what it wrote."""
     _record_stage(run, root, params, {runs.TUNE: tune_sha256(root)}, {"tune": paths.TUNE})
+
+
+@runs.tolerant_of()
+def record_trial(run: Run, trial: FrozenTrial) -> None:
+    """A child run for a trial of a search: its settings, its validations and how it ended."""
+    from mlflow.entities import Metric
+    from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+    client = store.client()
+    parent = client.get_run(run.id)
+    child = client.create_run(
+        parent.info.experiment_id, tags={MLFLOW_PARENT_RUN_ID: run.id}, run_name=f"trial {trial.number}"
+    ).info.run_id
+    _log_params(child, trial.params)
+    points = [Metric("val/acc", value, now_ms(), step) for step, value in trial.intermediate_values.items()]
+    store.log_points(child, points)
+    store.set_tags(child, {"tenfold.trial": trial.state.name.lower()})
+    client.set_terminated(child, "FINISHED")
 
 
 def tune_sha256(root: Path) -> str:

@@ -16,14 +16,26 @@ from tenfold.params import Params
 from tenfold.training.history import History
 from tenfold.training.tricks import effective_precision
 
+SHAPING = {
+    "learning_rate",
+    "batch_size",
+    "max_epochs",
+    "optimizer",
+    "schedule",
+    "swa",
+    "ema_decay",
+    "label_smoothing",
+    "augment",
+}
 
-def write(spec: NetworkSpec, best: Path, history: History, training: dict[str, Any]) -> None:
-    """Write the best weights, the history and the summary of the network."""
+
+def write(spec: NetworkSpec, best: Path, history: History, params: Params) -> None:
+    """Write the best weights, which lie in the checkpoint `best`, the history and the summary of the network."""
     network = build(spec)  # a new one: that of the training may be divided among devices
     weights = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
     network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
     with paths.writing(paths.BEST_CHECKPOINT) as file:
-        checkpoint.save(file, network, spec, training)
+        checkpoint.save(file, network, spec, settings(params))
     with paths.writing(paths.TRAIN_REPORT) as folder:
         folder.mkdir()
         history.write(folder / paths.HISTORY.name)
@@ -31,14 +43,8 @@ def write(spec: NetworkSpec, best: Path, history: History, training: dict[str, A
         (folder / "network.txt").write_text(f"{summary}\n", encoding="utf-8")
 
 
-def settings(params: Params, learning_rate: float, batch_size: int) -> dict[str, Any]:
+def settings(params: Params) -> dict[str, Any]:
     """What shaped the weights, for whoever finds the file alone."""
-    return {
-        "seed": params.seed,
-        "learning_rate": learning_rate,
-        "batch_size": batch_size,
-        "precision": effective_precision(params.train),
-    } | params.train.model_dump(
-        mode="json",
-        include={"max_epochs", "optimizer", "schedule", "swa", "ema_decay", "label_smoothing", "augment"},
+    return {"seed": params.seed, "precision": effective_precision(params.train)} | params.train.model_dump(
+        mode="json", include=SHAPING
     )

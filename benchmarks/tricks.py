@@ -1,0 +1,32 @@
+"""What each trick brings: `tenfold tricks` in a clone; its tables go to README.md, its plots to docs/."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+
+import lab
+
+KNOWN = ".tenfold/tricks.jsonl"
+
+
+def main() -> None:
+    """Measure, and publish. What was measured here before with the same code is not measured again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each row")
+    chosen = parser.parse_args()
+    with lab.checkout() as project:
+        if (known := lab.PROJECT / KNOWN).exists():
+            (project.root / KNOWN).parent.mkdir(exist_ok=True)
+            shutil.copy(known, project.root / KNOWN)
+        print(project.tenfold("tricks", "--seeds", str(chosen.seeds)), flush=True)
+        report = project.root / "reports/tricks"
+        tables = (report / "tricks.md").read_text(encoding="utf-8")
+        text = f"Machine: {lab.machine()}. Trainings of each row: {chosen.seeds}."
+        lab.put("tricks", f"{text}\n\n{tables}", lab.PROJECT / "README.md")
+        for plot in report.glob("*.png"):
+            shutil.copy(plot, lab.PROJECT / "docs" / f"measured_{plot.name}")
+
+
+if __name__ == "__main__":
+    main()
