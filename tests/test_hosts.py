@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -126,14 +126,17 @@ def torchrun(*options: str) -> list[str]:
     return [program, "--nproc-per-node=1", *options, "-m", "tenfold", "train"]
 
 
-def start(checkout: Checkout, hosts: tuple[Host, Host], tmp_path: Path, *options: str) -> tuple[Training, Training]:
-    """The training on both hosts."""
+def start(
+    checkout: Checkout, hosts: tuple[Host, Host], tmp_path: Path, options: Callable[[Host], list[str]]
+) -> tuple[Training, Training]:
+    """The training on both hosts, each with options of its own."""
     first, second = (
         Training(
             checkout,
-            host.command(*torchrun("--nnodes=2", f"--node-rank={host.number}", *options)),
+            host.command(*torchrun("--nnodes=2", *options(host))),
             tmp_path / f"host{host.number}-{time.monotonic_ns()}.log",
             GLOO_SOCKET_IFNAME=host.device,
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         )
         for host in hosts
     )
@@ -145,13 +148,15 @@ def test_two_hosts_train_as_two_processes_do_and_a_lost_one_ends_the_other(
     hosts: tuple[Host, Host],
     tmp_path: Path,
 ) -> None:
-    meeting = (f"--master-addr={hosts[0].address}", f"--master-port={PORT}")
+    def meeting(host: Host) -> list[str]:
+        return [f"--node-rank={host.number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
+
     with changed(checkout, devices=2, max_epochs=6):
         checkout.tenfold("train", OMP_NUM_THREADS="1")
     curve, weights = checkout.read("reports/train/history.csv"), (checkout.root / "models/best.ckpt").read_bytes()
 
     with changed(checkout, num_nodes=2, max_epochs=6):
-        first, second = start(checkout, hosts, tmp_path, *meeting)
+        first, second = start(checkout, hosts, tmp_path, meeting)
         first.wait_for("train: epoch 2/6")
         hosts[1].kill()
         assert first.end(60) != 0
@@ -161,7 +166,7 @@ def test_two_hosts_train_as_two_processes_do_and_a_lost_one_ends_the_other(
         assert not hosts[0].pids()
 
         before = checkout.runs("tenfold")
-        first, second = start(checkout, hosts, tmp_path, *meeting)
+        first, second = start(checkout, hosts, tmp_path, meeting)
         assert (first.end(), second.end()) == (0, 0), first.output() + second.output()
         assert "train: resuming after epoch" in first.output()
         assert "train: epoch 6/6" in first.output()
@@ -176,14 +181,18 @@ def test_torchrun_starts_a_lost_process_again_and_the_training_goes_on(
     hosts: tuple[Host, Host],
     tmp_path: Path,
 ) -> None:
-    rendezvous = (
-        "--max-restarts=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={hosts[0].address}:{PORT + 1}",
-        "--rdzv-id=tenfold",
-    )
+    def rendezvous(host: Host) -> list[str]:
+        return [
+            "--max-restarts=2",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={hosts[0].address}:{PORT + 1}",
+            "--rdzv-id=tenfold",
+            f"--rdzv-conf=is_host={'false' if host.number else 'true'}",  # both have one name
+            f"--local-addr={host.address}",
+        ]
+
     with changed(checkout, num_nodes=2, max_epochs=8):
-        first, second = start(checkout, hosts, tmp_path, *rendezvous)
+        first, second = start(checkout, hosts, tmp_path, rendezvous)
         try:
             both = lambda: first.output() + second.output()  # noqa: E731  # either host may be rank 0
             deadline = time.monotonic() + 120

@@ -130,6 +130,8 @@ def record_training(run: Run, root: Path, params: Params) -> None:
     Points that are missing (nobody sent them, or a kill came before them) are taken from `history.csv`, with the run's
     start as their time, since the true one is in no DVC out.
     """
+    if not run.id:  # on another rank the file may not be there yet
+        return
     identity = {runs.MODEL: runs.file_sha256(root / paths.BEST_CHECKPOINT)}
     files = {"checkpoint": paths.BEST_CHECKPOINT, "train": paths.TRAIN_REPORT}
     _record_stage(run, root, params, identity, files)
