@@ -41,8 +41,13 @@ def _stage(name: str) -> None:
     """Run a stage, after checking all settings, not only its own, and the store that later stages write to."""
     params = Params.load()
     store.check()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half-written is tidied up
+    _tidy_up_on_sigterm()
     importlib.import_module(f"tenfold.stages.{name}").run(params)
+
+
+def _tidy_up_on_sigterm() -> None:
+    """Let blocks end as they do with an error, so that nothing half-written stays."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @app.command(rich_help_panel=STAGES)
@@ -129,6 +134,7 @@ def tricks(
 
     params = Params.load()
     store.check()
+    _tidy_up_on_sigterm()
     raise typer.Exit(0 if measure(params, names or [], seeds, again) else 1)
 
 

@@ -78,6 +78,15 @@ def test_swa_leaves_the_training_itself_alone(stripes: Summary, tmp_path: Path) 
     assert torch.equal(torch.stack(plain.after_step), torch.stack(averaged.after_step))
 
 
+def test_swa_counts_optimizer_steps_under_accumulation(stripes: Summary, tmp_path: Path) -> None:
+    """10 batches in threes: 4 steps an epoch, the last of a single batch."""
+    watch = Watch()
+    params = settings(max_epochs=3, swa=swa(start=1), accumulate_grad_batches=3)
+    module, history = fit(params, stripes, tmp_path, None, watch)
+    assert [row["step"] for row in history.rows] == [4, 8, 12]
+    torch.testing.assert_close(weights(module), (watch.after_step[19] + watch.after_step[29]) / 2)
+
+
 def test_ema_is_what_its_formula_says(stripes: Summary, tmp_path: Path) -> None:
     watch = Watch()
     module, _ = fit(settings(max_epochs=2, ema_decay=0.8), stripes, tmp_path / "kept", None, watch)

@@ -42,7 +42,7 @@ def build_strategy(train: Train) -> Strategy | str:
         case "deepspeed" if find_spec("deepspeed") is None:
             raise TenfoldError(
                 "train.strategy: 'deepspeed' needs the package of that name, which is not installed: "
-                "pip install deepspeed, or use 'sharded'"
+                "pip install deepspeed (the extra `deepspeed`), or use 'sharded'"
             )
         case "deepspeed":
             return "deepspeed_stage_2"
