@@ -35,7 +35,10 @@ lint: setup  ## Check style and types
 	mypy
 
 test: lint  ## Check style and types, and run all tests
-	OMP_NUM_THREADS=1 pytest --numprocesses 2 --dist loadgroup --cov --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 pytest --numprocesses 3 --dist loadgroup --durations=15
+
+coverage: setup  ## Run all tests, and list the lines that none of them reaches
+	OMP_NUM_THREADS=1 pytest --numprocesses 2 --dist loadgroup --cov --cov-report=term-missing:skip-covered
 
 bench: setup  ## Run the benchmarks
 	@missed=""; for script in $(filter-out $(NO_BENCHMARKS),$(wildcard benchmarks/*.py)); do \
@@ -46,4 +49,4 @@ lock:  ## Pin every package anew, for all platforms (needs uv)
 	uv pip compile --universal --python-version 3.11 --extra dev --no-annotate \
 	  --custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
 
-.PHONY: help setup repro ui serve lint test bench lock
+.PHONY: help setup repro ui serve lint test coverage bench lock

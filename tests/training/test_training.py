@@ -167,6 +167,8 @@ def test_a_training_that_diverges_fails(stripes: Summary, tmp_path: Path) -> Non
     [
         ({}, 201, "train.batch_size: 201 is over the 200 training images"),
         ({"accumulate_grad_batches": 11}, 20, "train.accumulate_grad_batches: 11 is over the 10 batches of an epoch"),
+        ({"devices": 11}, 20, "train.batch_size: 20 for each of 11 devices is over the 200 training images"),
+        ({"devices": 2, "accumulate_grad_batches": 6}, 20, "train.accumulate_grad_batches: 6 is over the 5 batches"),
         ({"num_nodes": 2}, 20, "train.num_nodes: 2 hosts, but nothing says where the first is"),
     ],
 )
