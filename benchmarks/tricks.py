@@ -14,12 +14,13 @@ def main() -> None:
     """Measure, and publish. What was measured here before with the same code is not measured again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each row")
+    parser.add_argument("names", nargs="*", help="of rows or tables in tricks.yaml; none: all")
     chosen = parser.parse_args()
     with lab.checkout() as project:
         if (known := lab.PROJECT / KNOWN).exists():
             (project.root / KNOWN).parent.mkdir(exist_ok=True)
             shutil.copy(known, project.root / KNOWN)
-        print(project.tenfold("tricks", "--seeds", str(chosen.seeds)), flush=True)
+        print(project.tenfold("tricks", *chosen.names, "--seeds", str(chosen.seeds)), flush=True)
         report = project.root / "reports/tricks"
         tables = (report / "tricks.md").read_text(encoding="utf-8")
         text = f"Machine: {lab.machine()}. Trainings of each row: {chosen.seeds}."
