@@ -11,6 +11,8 @@ import pytest
 
 from tests.checkout import Checkout, clone, commit
 
+pytestmark = pytest.mark.xdist_group("own images")  # one clone for all
+
 
 @pytest.fixture(scope="module")
 def own_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, Path]:
