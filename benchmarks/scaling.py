@@ -62,7 +62,7 @@ def main() -> None:
     rows = [
         [
             f"{parameters:,.0f}",
-            f"{seconds * 1e3:.3g} ms",
+            f"{seconds * 1e3:,.2f} ms",
             kind,
             *(f"{efficiency(count, seconds, 4 * parameters, kind):.0%}" for count in DEVICES),
         ]

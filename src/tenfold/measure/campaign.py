@@ -85,7 +85,7 @@ def measure(params: Params, names: Sequence[str], seeds: int, again: bool = Fals
         found = {(trial.cell, trial.seed): known[keys[trial]] for trial in trials if keys[trial] in known}
         table.write(REPORT, cells, found)
         record.artifacts(REPORT)
-    Console().print(table.show(cells, found))
+    Console(width=None if sys.stdout.isatty() else 180).print(table.show(cells, found))
     print(f"tricks: tables and plots are in {REPORT}/")
     if failed:
         print(f"tricks: {failed} of {len(trials)} trainings failed", file=sys.stderr)
