@@ -1,6 +1,6 @@
 """A script for test_distributed.py: how many values of weights, gradients and optimizer state each process holds.
 
-python tests/sharded_sizes.py STRATEGY WIDTH, in a checkout that is split; writes `sizes-RANK.json`.
+python tests/sharded_sizes.py WIDTH, in a checkout that is split; writes `sizes-RANK.json`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def main() -> None:
     """One step of training on two processes."""
     torch.set_num_threads(1)
     params = Params.load()
-    model = params.model.model_copy(update={"width": int(sys.argv[2])})
-    train = params.train.model_copy(update={"devices": 2, "strategy": sys.argv[1], "max_epochs": 1})
+    model = params.model.model_copy(update={"width": int(sys.argv[1])})
+    train = params.train.model_copy(update={"devices": 2, "strategy": "sharded", "max_epochs": 1})
     params = params.model_copy(update={"train": train, "model": model})
     seed_everything(0, verbose=False)
     flags = tricks.training_flags(train) | {"enable_progress_bar": False}

@@ -130,9 +130,9 @@ def test_what_cannot_be_is_refused(checkout: Checkout, settings: dict[str, Any],
     assert "Traceback" not in output
 
 
-def sizes(checkout: Checkout, strategy: str, width: int) -> list[dict[str, int]]:
+def sizes(checkout: Checkout, width: int) -> list[dict[str, int]]:
     script = str(PROJECT / "tests/sharded_sizes.py")
-    checkout.run(sys.executable, script, strategy, str(width), OMP_NUM_THREADS="1")
+    checkout.run(sys.executable, script, str(width), OMP_NUM_THREADS="1")
     return [json.loads(checkout.read(f"sizes-{rank}.json")) for rank in (0, 1)]
 
 
@@ -140,7 +140,7 @@ def test_weights_gradients_and_optimizer_state_are_really_divided(checkout: Chec
     """As the network grows, each of two processes holds half of it; AdamW keeps two values for each weight."""
     for width in (8, 32):
         whole = parameters(width)
-        halves = sizes(checkout, "sharded", width)
+        halves = sizes(checkout, width)
         for kind, everything in {"weights": whole, "gradients": whole, "optimizer": 2 * whole}.items():
             parts = [half[kind] for half in halves]
             assert sum(parts) == everything
