@@ -46,14 +46,14 @@ class Outcome:
 class Started:
     """A command that runs in a checkout, in a process group of its own, with its output in a file."""
 
-    def __init__(self, checkout: Checkout, *command: str) -> None:
+    def __init__(self, checkout: Checkout, *command: str, **environment: str) -> None:
         self.log = checkout.root.parent / f"{time.monotonic_ns()}.log"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
                 # a shell has what it starts in the background ignore Ctrl+C, and so all that that starts
                 ["env", "--default-signal=INT", *command],
                 cwd=checkout.root,
-                env=clean_environment(),
+                env=clean_environment() | environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -63,9 +63,9 @@ class Started:
         """What it has printed so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, text: str, seconds: float = PATIENCE_S) -> None:
         """Until it has printed that."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + seconds
         while text not in self.output():
             assert self.process.poll() is None, f"it ended without {text!r}:\n{self.output()}"
             assert time.monotonic() < deadline, f"{text!r} does not come:\n{self.output()}"

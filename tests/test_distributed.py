@@ -8,9 +8,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
+from benchmarks.fault_injection import Started
 
 from tenfold.modeling.networks import NetworkSpec, build
 from tenfold.tracking.runs import MODEL
-from tests.checkout import PROJECT, Checkout, clean_environment, clone, commit
+from tests.checkout import PROJECT, Checkout, clone, commit
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("distributed")]
 
@@ -86,22 +85,22 @@ def test_a_sharded_training_goes_on_after_a_kill(checkout: Checkout) -> None:
     with changed(checkout, devices=2, strategy="sharded", max_epochs=4):
         checkout.tenfold("train", OMP_NUM_THREADS="1")
         expected = (checkout.root / "models/best.ckpt").read_bytes()
-        with started(checkout) as process:
-            wait_for(process, "train: epoch 2/4")
-            kill_tree(process.pid)
-            process.wait(60)
+        with started(checkout) as training:
+            training.wait_for("train: epoch 2/4", 120)
+            kill_tree(training.process.pid)
+            training.process.wait(60)
         output = checkout.tenfold("train", OMP_NUM_THREADS="1")
         assert "train: resuming after epoch" in output
         assert (checkout.root / "models/best.ckpt").read_bytes() == expected
 
 
 def test_a_rank_that_dies_ends_all_and_leaves_no_process(checkout: Checkout) -> None:
-    with changed(checkout, devices=2, max_epochs=200), started(checkout) as process:
-        wait_for(process, "train: epoch 1/200")
-        (worker,) = psutil.Process(process.pid).children()
+    with changed(checkout, devices=2, max_epochs=200), started(checkout) as training:
+        training.wait_for("train: epoch 1/200", 120)
+        (worker,) = psutil.Process(training.process.pid).children()
         worker.send_signal(signal.SIGKILL)
-        assert process.wait(60) != 0
-    assert not of_group(process.pid)
+        assert training.process.wait(60) != 0
+    assert not of_group(training.process.pid)
 
 
 def test_a_port_in_use_is_an_error_and_no_hang(checkout: Checkout) -> None:
@@ -155,38 +154,15 @@ def parameters(width: int) -> int:
 
 
 @contextmanager
-def started(checkout: Checkout) -> Iterator[subprocess.Popen[bytes]]:
-    """The train stage in a process group of its own, its output in `train.log` beside the checkout."""
-    with log_of(checkout).open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tenfold", "train"],
-            cwd=checkout.root,
-            env=clean_environment() | {"OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    process.log = log_of(checkout)  # type: ignore[attr-defined]
+def started(checkout: Checkout) -> Iterator[Started]:
+    """The train stage in a process group of its own."""
+    training = Started(checkout, sys.executable, "-m", "tenfold", "train", OMP_NUM_THREADS="1")
     try:
-        yield process
+        yield training
     finally:
-        if of_group(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def log_of(checkout: Checkout) -> Path:
-    return checkout.root.parent / "train.log"
-
-
-def wait_for(process: subprocess.Popen[bytes], text: str) -> None:
-    """Until it has printed that."""
-    log: Path = process.log  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 120
-    while text not in log.read_text(errors="replace"):
-        assert process.poll() is None, log.read_text(errors="replace")
-        assert time.monotonic() < deadline, log.read_text(errors="replace")
-        time.sleep(0.05)
+        if of_group(training.process.pid):
+            os.killpg(training.process.pid, signal.SIGKILL)
+        training.process.wait()
 
 
 def kill_tree(pid: int) -> None:

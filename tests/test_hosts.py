@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from benchmarks.fault_injection import Started
 
-from tests.checkout import Checkout, clean_environment
+from tests.checkout import Checkout
 from tests.test_distributed import changed, of_group, prepared
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("distributed")]
@@ -84,30 +85,8 @@ def hosts() -> Iterator[tuple[Host, Host]]:
             subprocess.run(["ip", "netns", "del", host.name], check=False)
 
 
-class Training:
-    """`torchrun` on one host, its output in a file."""
-
-    def __init__(self, checkout: Checkout, command: list[str], log: Path, **environment: str) -> None:
-        self.log = log
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                command,
-                cwd=checkout.root,
-                env=clean_environment() | {"OMP_NUM_THREADS": "1"} | environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def output(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 120
-        while text not in self.output():
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+class Training(Started):
+    """`torchrun` on one host."""
 
     def end(self, seconds: float = 120) -> int:
         try:
@@ -127,14 +106,14 @@ def torchrun(*options: str) -> list[str]:
 
 
 def start(
-    checkout: Checkout, hosts: tuple[Host, Host], tmp_path: Path, options: Callable[[Host], list[str]]
+    checkout: Checkout, hosts: tuple[Host, Host], options: Callable[[Host], list[str]]
 ) -> tuple[Training, Training]:
     """The training on both hosts, each with options of its own."""
     first, second = (
         Training(
             checkout,
-            host.command(*torchrun("--nnodes=2", *options(host))),
-            tmp_path / f"host{host.number}-{time.monotonic_ns()}.log",
+            *host.command(*torchrun("--nnodes=2", *options(host))),
+            OMP_NUM_THREADS="1",
             GLOO_SOCKET_IFNAME=host.device,
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         )
@@ -146,7 +125,6 @@ def start(
 def test_two_hosts_train_as_two_processes_do_and_a_lost_one_ends_the_other(
     checkout: Checkout,
     hosts: tuple[Host, Host],
-    tmp_path: Path,
 ) -> None:
     def meeting(host: Host) -> list[str]:
         return [f"--node-rank={host.number}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
@@ -156,8 +134,8 @@ def test_two_hosts_train_as_two_processes_do_and_a_lost_one_ends_the_other(
     curve, weights = checkout.read("reports/train/history.csv"), (checkout.root / "models/best.ckpt").read_bytes()
 
     with changed(checkout, num_nodes=2, max_epochs=6):
-        first, second = start(checkout, hosts, tmp_path, meeting)
-        first.wait_for("train: epoch 2/6")
+        first, second = start(checkout, hosts, meeting)
+        first.wait_for("train: epoch 2/6", 120)
         hosts[1].kill()
         assert first.end(60) != 0
         assert "another process of the training has gone" in first.output()
@@ -166,7 +144,7 @@ def test_two_hosts_train_as_two_processes_do_and_a_lost_one_ends_the_other(
         assert not hosts[0].pids()
 
         before = checkout.runs("tenfold")
-        first, second = start(checkout, hosts, tmp_path, meeting)
+        first, second = start(checkout, hosts, meeting)
         assert (first.end(), second.end()) == (0, 0), first.output() + second.output()
         assert "train: resuming after epoch" in first.output()
         assert "train: epoch 6/6" in first.output()
@@ -179,7 +157,6 @@ def test_two_hosts_train_as_two_processes_do_and_a_lost_one_ends_the_other(
 def test_torchrun_starts_a_lost_process_again_and_the_training_goes_on(
     checkout: Checkout,
     hosts: tuple[Host, Host],
-    tmp_path: Path,
 ) -> None:
     def rendezvous(host: Host) -> list[str]:
         return [
@@ -192,7 +169,7 @@ def test_torchrun_starts_a_lost_process_again_and_the_training_goes_on(
         ]
 
     with changed(checkout, num_nodes=2, max_epochs=8):
-        first, second = start(checkout, hosts, tmp_path, rendezvous)
+        first, second = start(checkout, hosts, rendezvous)
         try:
             both = lambda: first.output() + second.output()  # noqa: E731  # either host may be rank 0
             deadline = time.monotonic() + 120
