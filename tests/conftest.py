@@ -7,6 +7,7 @@ import pytest
 from tests.checkout import Checkout, Pipeline, clone, commit
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests that read the one pipeline go to one worker, so that it runs once, and they come first."""
     for item in items:

@@ -240,6 +240,7 @@ def free_port() -> int:
 def served(pipeline: Pipeline) -> Iterator[str]:
     """Address of a real `mlflow models serve` of the champion."""
     port, checkout = free_port(), pipeline.checkout
+    checkout.tenfold("promote", "1")  # whatever the experiments of other tests have won
     command = f"mlflow models serve -m models:/tenfold-digits@champion --env-manager local --port {port}"
     environment = clean_environment() | {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
     server = subprocess.Popen(command.split(), cwd=checkout.root, env=environment, start_new_session=True)
