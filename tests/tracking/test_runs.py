@@ -54,6 +54,26 @@ def test_run_that_ends_well(project: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert tags["tenfold.processor"]
 
 
+def test_name_that_somebody_has_given_is_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_RUN_NAME", "mine")
+    for experiment, name in ((runs.TRAINING, "mine"), (runs.TUNING, "x")):
+        with runs.open_run(experiment, "x", root=Path()) as run:
+            assert store.client().get_run(run.id).info.run_name == name
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, False), ("masked-crab-x", True), ("masked-crab-12", False)])
+def test_name_of_the_outer_run_is_kept_unless_mlflow_made_it_up(
+    project: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: bool
+) -> None:
+    client = store.client()
+    outer = client.create_run(store.experiment("foo"), run_name=given)
+    monkeypatch.setenv("MLFLOW_RUN_ID", outer.info.run_id)
+    with runs.open_run(runs.TRAINING, "mnist compact", root=Path()):
+        pass
+    name = client.get_run(outer.info.run_id).info.run_name
+    assert name == (outer.info.run_name if kept else "mnist compact")
+
+
 def test_changed_tree_is_tagged_dirty(project: Path) -> None:
     git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(project)]
     for arguments in (["init", "-q"], ["add", "params.yaml"], ["commit", "-qm", "x"]):

@@ -85,7 +85,8 @@ def test_empty_store_is_filled_from_the_files(
     assert "durations" in tune.data.tags[runs.REPLAYED]
     assert run.data.tags[runs.TUNE_RUN] == tune.info.run_id
     assert run.info.run_id == run_id
-    assert (run.info.run_name, run.info.status) == (f"mnist compact {params.train.max_epochs} epochs", "FINISHED")
+    name = f"mnist compact {params.train.max_epochs} epochs lr 0.012 batch 64 seed {params.seed}"
+    assert (run.info.run_name, run.info.status) == (name, "FINISHED")
     assert "durations" in run.data.tags[runs.REPLAYED]
     assert "tenfold.host" not in run.data.tags
     found = contents(run_id)

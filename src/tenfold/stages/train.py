@@ -13,7 +13,7 @@ from tenfold import paths
 from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import records, runs
+from tenfold.tracking import cards, records, runs
 from tenfold.tracking.logger import RunLogger
 from tenfold.tracking.provenance import PRECISION
 from tenfold.training import outs, resume, tricks
@@ -29,7 +29,7 @@ def run(params: Params) -> None:
 
     A training that was interrupted goes on after its last finished epoch, in the same run.
     """
-    title = f"{params.data.dataset} {params.model.network} {params.train.max_epochs} epochs"
+    title = cards.run_name(tuned(params))
     tags = {PRECISION: tricks.effective_precision(params.train)}
     with resume.resume_folder(params) as folder, runs.open_run("tenfold", title, folder=folder, tags=tags) as tracked:
         records.record_inputs(tracked, Path(), params)

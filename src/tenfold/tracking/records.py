@@ -21,7 +21,7 @@ from tenfold import paths
 from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import lock, registry, runs, store
+from tenfold.tracking import cards, lock, registry, runs, store
 from tenfold.tracking.journal import now_ms
 from tenfold.tracking.runs import Run
 
@@ -190,7 +190,12 @@ def holds(run_id: str, folder: str, path: Path) -> bool:
 
 def _tuned(root: Path) -> dict[str, Any]:
     """What `learning_rate: auto` and `batch_size: auto` came to, as settings of their own."""
-    return {f"tuned.{name}": found["value"] for name, found in _read_json(root / paths.TUNE_RESULT).items()}
+    return {f"tuned.{name}": value for name, value in tuned(root).items()}
+
+
+def tuned(root: Path) -> dict[str, Any]:
+    """What the tune stage found, or was given."""
+    return {name: found["value"] for name, found in _read_json(root / paths.TUNE_RESULT).items()}
 
 
 def _missing_points(run_id: str, history: Path, time_ms: int) -> list[Metric]:
@@ -220,6 +225,17 @@ def record_evaluation(run_id: str, root: Path) -> None:
     model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
     for run in (run_id, *runs.others(model, run_id, without=runs.EVALUATION)):
         _record_evaluation(run, root)
+        _write_note(run)
+
+
+def _write_note(run_id: str) -> None:
+    """Say on a run what it is; a note that somebody has edited is left."""
+    from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+
+    run = store.client().get_run(run_id)
+    text = cards.note(run)[: store.LONGEST_TAG]
+    if mark := cards.mark(text, run.data.tags.get(MLFLOW_RUN_NOTE), run.data.tags):
+        store.set_tags(run_id, {MLFLOW_RUN_NOTE: text, cards.WRITTEN: mark})
 
 
 def _record_evaluation(run_id: str, root: Path) -> None:
@@ -244,7 +260,7 @@ def _record_evaluation(run_id: str, root: Path) -> None:
         for part, values in extra.items()
         if isinstance(values, dict)
         for name, value in values.items()
-        if isinstance(value, int | float)
+        if isinstance(value, float)  # not the number of images
     } | metrics
     latest = {point.key: point for point in _latest(run_id, metrics)}
     step, now = 1 + max((point.step for point in latest.values()), default=-1), now_ms()
@@ -291,7 +307,9 @@ def record_model(run_id: str, root: Path, params: Params) -> ModelVersion:
         if version is None:
             ready = _own_model(run_id, identity, "READY")
             model = str(ready.model_id) if ready else _log_model(run_id, root, summary, identity)
-            version = registry.register(name, model, run_id, identity=identity, metrics=_metrics(root), summary=summary)
+            version = registry.register(
+                name, model, run_id, identity=identity, acc=_metrics(root)["test/acc"], summary=summary
+            )
     logged = registry.logged_model(version)
     if not client.list_logged_model_artifacts(logged):
         _log_files(logged, root)

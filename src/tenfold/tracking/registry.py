@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Export
-from tenfold.tracking import runs, store
+from tenfold.tracking import cards, runs, store
 from tenfold.tracking.journal import now_ms
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
@@ -62,7 +63,7 @@ def register(
     run_id: str,
     *,
     identity: Mapping[str, str],
-    metrics: Mapping[str, float],
+    acc: float,
     summary: Summary,
 ) -> ModelVersion:
     """Make a version of a logged model, with what `promote` needs to know as tags."""
@@ -70,18 +71,16 @@ def register(
 
     client = store.client()
     try:
-        client.create_registered_model(name, description=f"Classifies the images of {summary.dataset}.")
+        client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    measured = ", ".join(f"{key} {value:.4f}" for key, value in metrics.items())
     return client.create_model_version(
         name,
         source=f"{SOURCE}{model_id}",
         run_id=run_id,
         model_id=model_id,
-        description=f"{measured}; {summary.counts['test']} test images",
-        tags={**identity, TEST_ACC: repr(metrics["test/acc"]), TEST_DATA: summary.sha256["test"]},
+        tags={**identity, TEST_ACC: repr(acc), TEST_DATA: summary.sha256["test"]},
     )
 
 
@@ -137,6 +136,7 @@ def promote(version: ModelVersion, export: Export) -> str:
         champion, decided = aliases.get(CHAMPION), version.tags.get(DECISION)
         if champion == number:
             print(f"{name} version {number} is the champion already")
+            describe(name, number)
             return CHAMPION
         if decided and int(number) <= _tag(name, CHOSEN, "0"):
             print(
@@ -155,6 +155,7 @@ def promote(version: ModelVersion, export: Export) -> str:
         else:
             client.set_registered_model_alias(name, CHALLENGER, number)
             client.set_model_version_tag(name, number, DECISION, f"{CHALLENGER}: {reason}")
+            describe(name, number)
     print(f"{name} version {number} is now {alias}: {reason}")
     return alias
 
@@ -214,6 +215,24 @@ def _crown(name: str, number: str, why: str, rollback: bool = False) -> None:
         client.set_model_version_tag(name, before, DECISION, f"no {CHAMPION} any more, version {number} is: {why}")
     if aliases.get(CHALLENGER) == number:
         client.delete_registered_model_alias(name, CHALLENGER)
+    describe(name, *filter(None, (before, number)))
+
+
+def describe(name: str, *numbers: str) -> None:
+    """Say of versions what was decided on them, and of the model who is champion; what somebody has edited is left."""
+    client, champion = store.client(), _aliases(name).get(CHAMPION)
+    for number in numbers:
+        version = client.get_model_version(name, number)
+        text = cards.version(version, _run(version), version.tags.get(DECISION, ""))
+        if mark := cards.mark(text, version.description, version.tags):
+            client.set_model_version_tag(name, number, cards.WRITTEN, mark)
+            client.update_model_version(name, number, text)
+    if champion:
+        version, model = client.get_model_version(name, champion), client.get_registered_model(name)
+        text = cards.card(version, _run(version))
+        if mark := cards.mark(text, model.description, model.tags):
+            client.set_registered_model_tag(name, cards.WRITTEN, mark)
+            client.update_registered_model(name, text)
 
 
 def _line(name: str) -> list[str]:
@@ -304,6 +323,13 @@ def _runs(version: ModelVersion) -> list[str]:
     """The runs that may hold a version's evaluation: the newest of its model, and the one it was registered from."""
     newest = runs.find_run(version.tags.get(runs.MODEL, ""))
     return [run for run in (newest, version.run_id) if run]
+
+
+def _run(version: ModelVersion) -> Run | None:
+    """The run that a version was registered from, or the newest of its model; None if they have gone."""
+    run = runs.get_run(str(version.run_id)) if version.run_id else None
+    newest = None if run else runs.find_run(version.tags.get(runs.MODEL, ""))
+    return runs.get_run(newest) if newest else run
 
 
 def _predictions(version: ModelVersion) -> list[tuple[str, str]]:

@@ -166,7 +166,10 @@ def _enter(experiment: str, name: str, outer: MlflowRun | None, book: Journal | 
     if book:
         book.open(process=process, uri=store.tracking_uri(), experiment=experiment, name=name)
     if run is None:
+        name = (experiment == TRAINING and os.environ.get("MLFLOW_RUN_NAME")) or name
         run = client.create_run(store.experiment(experiment), run_name=name, tags={PROCESS: process})
+    elif _made_up(run.info.run_name or ""):
+        client.update_run(str(run.info.run_id), name=name)
     run_id, there = str(run.info.run_id), run.data.tags
     store.set_tags(run_id, {PROCESS: process})
     if book:
@@ -182,6 +185,16 @@ def _enter(experiment: str, name: str, outer: MlflowRun | None, book: Journal | 
     if fresh.get(provenance.DIRTY) == "true":
         client.log_text(run_id, provenance.changes(Path()), "source/changes.diff")
     return run_id
+
+
+def _made_up(name: str) -> bool:
+    """Whether MLflow made up a run's name, as it does under `mlflow run` without one: `masked-crab-123`."""
+    from mlflow.utils import name_utils
+
+    predicate, _, rest = name.partition("-")
+    noun, _, number = rest.partition("-")
+    known = predicate in name_utils._GENERATOR_PREDICATES and noun in name_utils._GENERATOR_NOUNS
+    return known and number.isdigit()
 
 
 def _journaled(book: Journal) -> MlflowRun | None:

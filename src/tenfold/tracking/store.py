@@ -44,6 +44,16 @@ ADDRESSES = {
 """Table and column of MLflow's database where absolute addresses of artifacts stand."""
 
 
+NOTES = {
+    name: {"mlflow.note.content": text}
+    for name, text in {
+        "tenfold": "One run is one training and all that belongs to it. **Columns** adds `test/acc` to the table.",
+        "tenfold-tune": "What the stage `tune` searched for; the trainings are in the experiment `tenfold`.",
+    }.items()
+}
+"""What is said of experiments that are made here."""
+
+
 class StoreError(TenfoldError):
     """The store is away, or refuses something."""
 
@@ -245,7 +255,7 @@ def experiment(name: str) -> str:
     found = client().get_experiment_by_name(name)
     if found is None:
         try:
-            return client().create_experiment(name, artifact_location=_artifact_location(name))
+            return client().create_experiment(name, _artifact_location(name), tags=NOTES.get(name))
         except MlflowException:  # another process was quicker, or something is really wrong
             found = client().get_experiment_by_name(name)
             if found is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
-from tenfold.tracking import lock, provenance, records, registry, runs, store
+from tenfold.tracking import cards, lock, provenance, records, registry, runs, store
 from tenfold.tracking.runs import Run
 
 FILES = (
@@ -41,7 +41,7 @@ def run_of(root: Path) -> str:
     if found and not outer:
         _replay(found, root, params)
         return found
-    title = f"{params.data.dataset} {params.model.network} {params.train.max_epochs} epochs"
+    title = cards.run_name(params.with_tuned(records.tuned(root)))
     with runs.open_run(runs.TRAINING, title, root=root) as run:
         _replay(run.id, root, params)
     return run.id
@@ -72,6 +72,8 @@ def sync(root: Path, run_id: str | None = None) -> str:
         version = records.record_model(run_id, root, params)
         if registry.DECISION not in version.tags:
             registry.promote(version, params.export)
+        else:
+            registry.describe(version.name, str(version.version))
     runs.end_abandoned(run_id)
     return run_id
 
