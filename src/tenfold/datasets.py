@@ -28,6 +28,19 @@ class File:
 
 
 @dataclass(frozen=True)
+class Handwriting:
+    """How characters lie in a data set's images, light on dark.
+
+    Attributes:
+        box: pixels of the longer side of a character.
+        by_mass: whether the centre of the image is the character's centre of mass; otherwise that of its box.
+    """
+
+    box: int
+    by_mass: bool
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A data set of IDX files."""
 
@@ -45,6 +58,8 @@ class Dataset:
     """What the files call the first class."""
     transposed: bool = False
     """Whether the files hold images column by column."""
+    handwriting: Handwriting | None = None
+    """For characters: how they lie in the images, so that a picture of one can be made like them."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -52,17 +67,25 @@ class Dataset:
         return self.train + (self.test or ())
 
 
-def _like_mnist(classes: tuple[str, ...], mirrors: tuple[str, ...], *md5: tuple[str, str | None]) -> Dataset:
+def _like_mnist(
+    classes: tuple[str, ...],
+    mirrors: tuple[str, ...],
+    *md5: tuple[str, str | None],
+    handwriting: Handwriting | None = None,
+) -> Dataset:
     """MNIST, or a data set that takes its place: the four files have MNIST's names.
 
     Args:
         classes: names of the labels.
         mirrors: URLs.
         md5: of the files in the order below, packed and unpacked.
+        handwriting: of characters.
     """
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     files = [File(f"{name}-ubyte.gz", *sums) for name, sums in zip(names, md5, strict=True)]
-    return Dataset(classes, train=(files[0], files[1]), test=(files[2], files[3]), mirrors=mirrors)
+    return Dataset(
+        classes, train=(files[0], files[1]), test=(files[2], files[3]), mirrors=mirrors, handwriting=handwriting
+    )
 
 
 def _emnist(split: str, classes: str, first_label: int = 0) -> Dataset:
@@ -80,6 +103,7 @@ def _emnist(split: str, classes: str, first_label: int = 0) -> Dataset:
         archive=File("gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),
         first_label=first_label,
         transposed=True,
+        handwriting=Handwriting(box=24, by_mass=False),  # "a 2 pixel border", section II of the paper
     )
 
 
@@ -95,6 +119,7 @@ DATASETS = {
         ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
         ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
         ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+        handwriting=Handwriting(box=20, by_mass=True),
     ),
     "fashion-mnist": _like_mnist(
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -111,6 +136,7 @@ DATASETS = {
         ("e144d726b3acfaa3e44228e80efcd344", None),
         ("5c965bf0a639b31b8f53240b1b52f4d7", None),
         ("7320c461ea6c1c855c0b718fb2a4b134", None),
+        handwriting=Handwriting(box=28, by_mass=False),
     ),
     "emnist-balanced": _emnist("balanced", string.digits + string.ascii_uppercase + UNMERGED),
     "emnist-bymerge": _emnist("bymerge", string.digits + string.ascii_uppercase + UNMERGED),
@@ -124,5 +150,6 @@ DATASETS = {
             File("digits-images-idx3-ubyte", "aa2ebf8317bf9c658b155e901cc4ea37"),
             File("digits-labels-idx1-ubyte", "497796a0698e25d3920a9422b635bf34"),
         ),
+        handwriting=Handwriting(box=8, by_mass=False),
     ),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tenfold.errors import TenfoldError
+from tenfold.serving import packaging
 from tenfold.tracking import store
 
 UI = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -30,29 +31,43 @@ def open_ui(host: str, port: int) -> NoReturn:
     _become("ui", "--backend-store-uri", uri, "--host", host, "--port", str(port), **UI)
 
 
-def serve_model(model_uri: str, host: str, port: int) -> NoReturn:
-    """Become `mlflow models serve` for a model of the store, in the environment at hand.
+def serve_model(model_uri: str, host: str, port: int) -> None:
+    """Serve a model of the store, and a page to try it on, until somebody ends it.
+
+    Requests are answered by the code that was registered with the model, as by `mlflow models serve`.
 
     Raises:
-        TenfoldError: the port is taken, or there is no such model.
+        TenfoldError: the port is taken, there is no such model, or it is not of this project.
     """
     _check_port(host, port)
-    _check_alias(model_uri)
-    print(f"{model_uri} on http://{host}:{port}/invocations (end with Ctrl+C)", flush=True)
-    _become("models", "serve", "-m", model_uri, "--env-manager", "local", "--host", host, "--port", str(port))
+    classifier, respond = packaging.load(model_folder(model_uri))
+    import uvicorn
+
+    from tenfold.serving import app
+
+    address = f"http://{host}:{port}"
+    print(f"{model_uri}: try it at {address}, send requests to {address}/invocations (end with Ctrl+C)", flush=True)
+    uvicorn.run(app.make(classifier, respond, model_uri), host=host, port=port, log_level="warning")
 
 
-def _check_alias(model_uri: str) -> None:
+def model_folder(model_uri: str) -> Path:
+    """Where a model lies: itself, if it is a folder; its files are fetched if they are elsewhere.
+
+    Raises:
+        TenfoldError: there is no such model.
+    """
+    if (folder := Path(model_uri)).is_dir():
+        return folder
+    import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    name, _, alias = model_uri.removeprefix("models:/").partition("@")
-    if not (model_uri.startswith("models:/") and alias):
-        return
     try:
-        store.client().get_model_version_by_alias(name, alias)
-    except MlflowException as error:
+        store.client()
+        return Path(mlflow.artifacts.download_artifacts(model_uri))
+    except (MlflowException, OSError) as error:
+        reason = error.message if isinstance(error, MlflowException) else error
         raise TenfoldError(
-            f"{model_uri}: there is no such model in {store.tracking_uri()} ({error.message}). Make one: dvc repro"
+            f"{model_uri}: there is no such model in {store.tracking_uri()} ({reason}). Make one: dvc repro"
         ) from None
 
 

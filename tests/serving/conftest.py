@@ -12,9 +12,11 @@ import onnxruntime
 import pytest
 import torch
 
+from tenfold.datasets import DATASETS
 from tenfold.modeling import onnx
 from tenfold.modeling.networks import NetworkSpec, build
-from tenfold.serving import model
+from tenfold.serving import packaging
+from tenfold.serving.classifier import Classifier
 
 Check = Callable[[list[dict[str, Any]], int], None]
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -36,26 +38,23 @@ def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for layer in network.modules():
         if isinstance(layer, torch.nn.Linear):
             torch.nn.init.normal_(layer.weight)  # bold enough to say different things of different images
-    onnx.export(network, spec, path, 20)
+    onnx.export(network, spec, path, 20, DATASETS["mnist"].handwriting)
     return path
+
+
+@pytest.fixture(scope="session")
+def classifier(onnx_file: Path) -> Classifier:
+    return Classifier(onnx_file)
 
 
 @pytest.fixture(scope="session")
 def saved(onnx_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model as MLflow saves it, moved away from where it was saved."""
-    import mlflow.pyfunc
-
     made, moved = tmp_path_factory.mktemp("made") / "model", tmp_path_factory.mktemp("moved") / "model"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*Any type hint")
-        mlflow.pyfunc.save_model(
-            made,
-            python_model=model.__file__,
-            artifacts={"onnx": str(onnx_file)},
-            input_example=[np.zeros((28, 28), int).tolist()],
-            pip_requirements=["mlflow", "numpy", "onnxruntime"],
-        )
+        warnings.filterwarnings("ignore", message=".*Any type hint")  # when MLflow is imported
+        packaging.save(made, onnx_file, np.zeros((1, 28, 28), np.uint8))
     shutil.move(made, moved)
     return moved
 

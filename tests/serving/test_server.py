@@ -1,5 +1,7 @@
-"""The served model behind a real `mlflow models serve`."""
+"""The served model behind real servers: `mlflow models serve` and `tenfold serve`."""
 
+import base64
+import io
 import json
 import os
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,24 +21,30 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+PROJECT = Path(__file__).parents[2]
 Check = Callable[[list[dict[str, Any]], int], None]
 
 
-@pytest.fixture(scope="module")
-def server(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+SERVERS = {
+    "mlflow": ["mlflow", "models", "serve", "--env-manager", "local", "--model-uri"],
+    "tenfold": ["tenfold", "serve", "--model"],
+}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest, saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server in a folder of its own; its whole process group ends with the tests."""
     folder = tmp_path_factory.mktemp("server")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(saved)]
-    command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", *SERVERS[request.param], str(saved), "--host", "127.0.0.1", "--port", str(port)]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # MLflow starts `uvicorn` by name
     log = folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            cwd=folder,
+            cwd=PROJECT if request.param == "tenfold" else folder,
             env=os.environ | {"PATH": path},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -65,14 +74,18 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(f"the server did not come up:\n{log.read_text()}")
 
 
-def ask(server: str, body: object) -> tuple[int, Any]:
+def post(server: str, body: bytes, content_type: str | None = "application/json") -> tuple[int, Any]:
     """Status and JSON of one request."""
-    request = Request(f"{server}/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = Request(f"{server}/invocations", body, {"Content-Type": content_type} if content_type else {})
     try:
         with urlopen(request, timeout=30) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
         return error.code, json.load(error)
+
+
+def ask(server: str, body: object) -> tuple[int, Any]:
+    return post(server, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("count", [1, 7, 256])
@@ -83,47 +96,99 @@ def test_the_same_predictions_over_http(server: str, images: npt.NDArray[np.uint
     check(answer["predictions"], count)
 
 
-def changed(images: npt.NDArray[np.uint8], value: object) -> dict[str, Any]:
-    """A request of four images, one pixel of the last replaced by `value`."""
-    pixels = images[:4, 0].tolist()
+def test_a_numpy_file_as_it_is(server: str, images: npt.NDArray[np.uint8], check: Check) -> None:
+    file = io.BytesIO()
+    np.save(file, images[:, 0])
+    status, answer = post(server, file.getvalue(), "application/x-npy")
+    assert status == 200
+    check(answer["predictions"], 256)
+    labels = [found["label"] for found in answer["predictions"]]
+    assert post(server, file.getvalue(), "application/x-npy; return=label") == (200, {"predictions": labels})
+    status, answer = post(server, file.getvalue(), "application/x-npy; top_k=3")
+    assert [len(found["probabilities"]) for found in answer["predictions"]] == [3] * 256
+
+
+def test_params(server: str, images: npt.NDArray[np.uint8]) -> None:
+    request = {"inputs": images[:2, 0].tolist(), "params": {"top_k": 1}}
+    status, answer = ask(server, request)
+    assert status == 200
+    for found in answer["predictions"]:
+        assert found["probabilities"] == {found["name"]: found["probability"]}
+
+
+def changed(images: npt.NDArray[np.uint8], value: object) -> list[Any]:
+    """Four images, one pixel of the last replaced by `value`."""
+    pixels: list[Any] = images[:4, 0].tolist()
     pixels[3][5][7] = value
-    return {"inputs": pixels}
+    return pixels
 
 
-@pytest.mark.parametrize("value", [0.5, -1, 256, float("nan"), None, "7", True], ids=str)
-def test_bad_pixels_are_refused_and_the_next_request_is_answered(
-    server: str, images: npt.NDArray[np.uint8], check: Check, value: object
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nhello").decode()
+IMAGE = [[0] * 28] * 28
+BAD: dict[str, tuple[bytes, str | None, int, str]] = {
+    "no JSON": (b'{"inputs": [[[0, 0', "application/json", 400, "the request is no JSON"),
+    "much that is no JSON": (b"[" + b"0," * 2_000_000, "application/json", 400, "the request is no JSON"),
+    "no UTF-8": (b'{"inputs": "\xff"}', "application/json", 400, "the request is no UTF-8"),
+    "nothing": (b"", "application/json", 400, "the request is no JSON"),
+    "too deep": (b'{"inputs": ' + b"[" * 100_000, "application/json", 400, "the request is nested too deep"),
+    "a list": (b"[1, 2]", "application/json", 400, "the request is a list, not an object with inputs"),
+    "instances": (b'{"instances": []}', "application/json", 400, "an object of 'instances', not an object with inputs"),
+    "columns": (b'{"dataframe_split": {}}', "application/json", 400, "not an object with inputs"),
+    "more": (b'{"inputs": [], "extra": 1}', "application/json", 400, "the request has 'extra', which is unknown"),
+    "one image": (json.dumps({"inputs": IMAGE}).encode(), "application/json", 400, "inputs is one image, not a list"),
+    "empty": (b'{"inputs": []}', "application/json", 400, "inputs is an empty list"),
+    "ragged": (b'{"inputs": [[[0, 1], [0]]]}', "application/json", 400, "inputs[0] is rows of unequal length"),
+    "no image file": (json.dumps({"inputs": [PNG]}).encode(), "application/json", 400, "inputs[0] is"),
+    "params": (b'{"inputs": [], "params": 3}', "application/json", 400, "params is 3, not an object"),
+    "an unknown param": (
+        json.dumps({"inputs": [IMAGE], "params": {"top_n": 1}}).encode(),
+        *("application/json", 400, "params.top_n is unknown"),
+    ),
+    "100 MB": (b'{"inputs": [' + b" " * 100_000_000, "application/json", 413, "the request has 100,000,012 bytes"),
+    "a table": (b"a,b\n1,2\n", "text/csv", 415, "the header Content-Type is 'text/csv', not application/json"),
+    "a form": (b"inputs=1", None, 415, "the header Content-Type is 'application/x-www-form-urlencoded'"),
+    "another charset": (b"{}", "application/json; charset=latin-1", 415, "the header Content-Type is"),
+    "no NumPy file": (b"hello", "application/x-npy", 400, "inputs[0] is a damaged NumPy file"),
+}
+
+
+@pytest.mark.parametrize(("body", "content_type", "status", "message"), BAD.values(), ids=BAD)
+def test_bad_requests_are_refused_in_short_and_the_next_is_answered(
+    server: str,
+    images: npt.NDArray[np.uint8],
+    check: Check,
+    body: bytes,
+    content_type: str | None,
+    status: int,
+    message: str,
 ) -> None:
-    status, answer = ask(server, changed(images, value))
-    assert status == 400
-    assert answer["error_code"] == "INVALID_PARAMETER_VALUE"
-    assert answer["message"].startswith("inputs[3][5][7] is ")
+    found, answer = post(server, body, content_type)
+    assert found == status
+    assert list(answer) == ["error_code", "message"]
+    assert message in answer["message"]
     assert len(json.dumps(answer)) < 400, "no dump of the request"
     status, answer = ask(server, {"inputs": images[:4, 0].tolist()})
     assert status == 200
     check(answer["predictions"], 4)
 
 
-def test_other_shapes_of_a_request_are_refused(server: str, images: npt.NDArray[np.uint8]) -> None:
-    image = images[0, 0].tolist()
-    for body, part in {
-        "one image": ({"inputs": image}, "inputs is one image, not a list of images: send [image]"),
-        "object": ({"inputs": {"image": image}}, "inputs is an object, not a list of images"),
-        "nothing": ({"inputs": []}, "inputs is an empty list"),
-        "instances": ({"instances": [image]}, "must be a dictionary with 'inputs' key"),
-        "embeddings": ({"input": [image]}, "inputs is an object, not a list of images"),
-        "columns": (
-            {"dataframe_split": {"columns": ["a"], "data": [[1]]}},
-            "must be a dictionary with 'inputs' key",
-        ),
-    }.values():
-        status, answer = ask(server, body)
-        assert status == 400
-        assert part in answer["message"]
-        assert len(json.dumps(answer)) < 400
+@pytest.mark.parametrize("value", [0.5, -1, 256, float("nan"), None, "7", True], ids=str)
+def test_bad_pixels_are_refused(server: str, images: npt.NDArray[np.uint8], value: object) -> None:
+    status, answer = ask(server, {"inputs": changed(images, value)})
+    assert status == 400
+    assert answer["error_code"] == "INVALID_PARAMETER_VALUE"
+    assert answer["message"].startswith("inputs[3][5][7] is ")
+    assert len(json.dumps(answer)) < 400, "no dump of the request"
 
 
-def test_a_table_is_refused(server: str) -> None:
-    request = Request(f"{server}/invocations", b"a,b\n1,2\n", {"Content-Type": "text/csv"})
-    with pytest.raises(HTTPError, match="400"):
-        urlopen(request, timeout=30)
+def test_many_clients_at_once(server: str, images: npt.NDArray[np.uint8], check: Check) -> None:
+    with ThreadPoolExecutor(8) as clients:
+        for status, answer in clients.map(lambda _: ask(server, {"inputs": images[:9, 0].tolist()}), range(64)):
+            assert status == 200
+            check(answer["predictions"], 9)
+
+
+def test_health(server: str) -> None:
+    for path in ("ping", "health"):
+        with urlopen(f"{server}/{path}", timeout=30) as answer:
+            assert answer.status == 200

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from tenfold.data.summary import Duplicates, Summary
 from tenfold.params import Params
-from tenfold.tracking import records
+from tenfold.serving import packaging
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -85,7 +85,8 @@ def project(tmp_path: Path, new_stores: tuple[Path, object], monkeypatch: pytest
     shutil.copy(REPOSITORY / "params.yaml", root)
     served = tmp_path / "served.py"
     served.write_text(SERVED)
-    monkeypatch.setattr(records, "SERVING_CODE", served)
+    monkeypatch.setattr(packaging, "MODEL", served)
+    monkeypatch.setattr(packaging, "SOURCES", (served,))
     write_project(root)
     yield root
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # it does reset

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -54,24 +56,38 @@ def decode(content: bytes, size: tuple[int, int] | None, channels: int) -> Decod
         BadImageError: it cannot be read.
     """
     mode = "L" if channels == 1 else "RGB"
-    try:
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
-            _check(image)
-            has_colour = image.mode not in GREY  # `draft` may leave the colour out
-            target = (size[1], size[0]) if size else image.size
-            if size:  # a large JPEG is decoded at a fraction of its size; it may have to be turned
-                image.draft(mode, (2 * max(target), 2 * max(target)))
-            image.load()  # a PNG may have its EXIF data behind the pixels
-            if image.mode == mode and image.size == target and not _has_notes(image):
-                return Decoded(_pixels(image), has_colour)
-            upright = ImageOps.exif_transpose(image) if _has_notes(image) else image
-            flat = _flatten(upright).convert(mode)
-            fitted = ImageOps.fit(flat, target, Image.Resampling.BILINEAR) if size else flat
-            return Decoded(_pixels(fitted), has_colour)
-    except BadImageError:
-        raise
-    except Exception as error:  # Pillow raises almost anything on damaged files
-        raise BadImageError(_reason(error)) from None
+    with _reading(BytesIO(content)) as image:
+        has_colour = image.mode not in GREY  # `draft` may leave the colour out
+        target = (size[1], size[0]) if size else image.size
+        if size:  # a large JPEG is decoded at a fraction of its size; it may have to be turned
+            image.draft(mode, (2 * max(target), 2 * max(target)))
+        image.load()  # a PNG may have its EXIF data behind the pixels
+        if image.mode == mode and image.size == target and not _has_notes(image):
+            return Decoded(_pixels(image), has_colour)
+        upright = ImageOps.exif_transpose(image) if _has_notes(image) else image
+        flat = _flatten(upright).convert(mode)
+        fitted = ImageOps.fit(flat, target, Image.Resampling.BILINEAR) if size else flat
+        return Decoded(_pixels(fitted), has_colour)
+
+
+def decode_upright(content: bytes, longest: int) -> Image.Image:
+    """Read the content of an image file, turned upright, with 8 bits, its colours and its transparency.
+
+    Args:
+        content: of the file.
+        longest: pixels of its longer side, at most: a larger image is made smaller.
+
+    Raises:
+        BadImageError: it cannot be read.
+    """
+    with _reading(BytesIO(content)) as image:
+        image.draft(None, (longest, longest))  # of a JPEG: at least so large
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        eight = _eight_bits(upright)
+        plain = eight if eight.mode in {"L", "RGB"} else eight.convert("RGBA" if eight.has_transparency_data else "RGB")
+        plain.thumbnail((longest, longest), Image.Resampling.BOX)
+        return plain
 
 
 def probe(file: str | Path) -> tuple[int, int, bool]:
@@ -80,13 +96,20 @@ def probe(file: str | Path) -> tuple[int, int, bool]:
     Raises:
         BadImageError: it cannot be read.
     """
+    with _reading(file) as image:
+        return image.height, image.width, image.mode not in GREY
+
+
+@contextmanager
+def _reading(file: str | Path | BytesIO) -> Iterator[Image.Image]:
+    """An opened image that is not too large; whatever goes wrong with it is a `BadImageError`."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             _check(image)
-            return image.height, image.width, image.mode not in GREY
+            yield image
     except BadImageError:
         raise
-    except Exception as error:
+    except Exception as error:  # Pillow raises almost anything on damaged files
         raise BadImageError(_reason(error)) from None
 
 
@@ -104,11 +127,16 @@ def _has_notes(image: Image.Image) -> bool:
 
 def _flatten(image: Image.Image) -> Image.Image:
     """The image without transparency, and with 8 bits."""
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    image = _eight_bits(image)
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return image
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     return image
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +13,25 @@ import torch
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from torch import nn
 
+from tenfold.datasets import Handwriting
 from tenfold.errors import TenfoldError
 from tenfold.modeling.networks import NetworkSpec
 
 TOLERANCE = 1e-4
 """Largest difference between a logit of the file and of the network."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of what the file promises: names and types of input and output, and the keys of the metadata."""
 
 
-def export(network: nn.Module, spec: NetworkSpec, path: Path, opset: int) -> None:
+def export(
+    network: nn.Module, spec: NetworkSpec, path: Path, opset: int, handwriting: Handwriting | None = None
+) -> None:
     """Write `network` as one ONNX file.
 
     Input `images`: uint8 [N, C, H, W], any N; output `logits`: float32 [N, K]. The metadata `tenfold.format`,
-    `tenfold.classes` and `tenfold.image_shape` (JSON) tell a reader the rest. The same weights give the same
+    `tenfold.classes`, `tenfold.image_shape` and `tenfold.handwriting` (JSON) tell a reader the rest; the last says how
+    pictures of characters are made like the training images, null: they are resized. The same weights give the same
     bytes in any process and folder.
 
     Raises:
@@ -59,7 +63,13 @@ def export(network: nn.Module, spec: NetworkSpec, path: Path, opset: int) -> Non
             f"{written}. Set it to {written}"
         )
     model.producer_version = model.producer_version.split("+")[0]  # the build (+cpu, +cu130) shapes nothing
-    for key, value in (("format", FORMAT), ("classes", list(spec.classes)), ("image_shape", shape)):
+    notes = {
+        "format": FORMAT,
+        "classes": list(spec.classes),
+        "image_shape": shape,
+        "handwriting": asdict(handwriting) if handwriting else None,
+    }
+    for key, value in notes.items():
         model.metadata_props.add(key=f"tenfold.{key}", value=json.dumps(value, ensure_ascii=False))
     path.write_bytes(model.SerializeToString(deterministic=True))
 

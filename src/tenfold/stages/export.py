@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenfold import paths
+from tenfold.datasets import DATASETS
 from tenfold.errors import TenfoldError
 from tenfold.modeling import checkpoint, onnx
 from tenfold.params import Params
@@ -24,8 +25,9 @@ def run(params: Params) -> None:
     """
     network, spec = checkpoint.load_network(paths.BEST_CHECKPOINT)
     images = _test_images((spec.channels, *spec.image_size))
+    known = DATASETS.get(params.data.dataset)  # a folder of one's own is none
     with paths.writing(paths.ONNX_MODEL) as file:
-        onnx.export(network, spec, file, params.export.opset)
+        onnx.export(network, spec, file, params.export.opset, known.handwriting if known else None)
         compared = onnx.compare(network, file, images)
         compared.check()
     print(
