@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -74,6 +75,12 @@ def test_the_training_is_one_run_with_everything_on_it(pipeline: Pipeline) -> No
     assert {data.dataset.name for data in run.inputs.dataset_inputs} == {"digits"}
     assert len(checkout.runs("tenfold-tune")) == 1
     assert run.data.tags["tenfold.tune_run"] == checkout.runs("tenfold-tune")[0]
+    assert re.fullmatch(r"digits compact \d+ epochs lr [\d.]+ batch \d+ seed 42", run.info.run_name)
+    note = run.data.tags["mlflow.note.content"]
+    assert f"**{100 * metrics['test']['acc']:.2f} % of the " in note
+    linked = re.findall(r"/artifacts/([\w/.]+)\)", note)
+    assert len(linked) == 6
+    assert set(linked) <= {file.path for file in client.list_artifacts(run.info.run_id, "evaluate")}
 
 
 def test_the_summary_of_the_network_shows_sizes(pipeline: Pipeline) -> None:
@@ -87,6 +94,10 @@ def test_the_model_is_registered_and_champion(pipeline: Pipeline) -> None:
     client = pipeline.checkout.client()
     version = client.get_model_version_by_alias("tenfold-digits", "champion")
     assert version.tags["tenfold.model_sha256"] == sha256(pipeline.checkout.root / "models/best.ckpt")
+    assert "test images classified correctly (95 % interval " in version.description
+    card = client.get_registered_model("tenfold-digits").description
+    assert f"(#/models/tenfold-digits/versions/{version.version})" in card
+    assert "28 rows of 28 pixels" in card
 
 
 def test_both_finders_are_used_by_train(pipeline: Pipeline) -> None:
@@ -162,6 +173,17 @@ def test_dvc_plots(pipeline: Pipeline) -> None:
     assert "index.html" in output
     assert "val/acc" in page
     assert "predicted" in page
+    assert page.count("<img") == 7
+    assert "<title>Tenfold: plots</title>" in page
+
+
+def test_dvc_tables_fit_a_terminal(pipeline: Pipeline) -> None:
+    table = pipeline.checkout.run("dvc", "metrics", "show")
+    assert max(map(len, table.splitlines())) <= 100
+    options = ("--only-changed", "--keep", "val|test", "--drop", ".*/")
+    table = pipeline.checkout.run("dvc", "exp", "show", *options, "--csv")
+    assert {"val.loss", "val.acc", "test.loss", "test.acc"} <= set(table.splitlines()[0].split(","))
+    assert len(table.splitlines()[0].split(",")) < 20
 
 
 @SLOW
@@ -187,6 +209,7 @@ def test_mlflow_run_with_other_settings(pipeline: Pipeline) -> None:
         assert run.outputs is not None
         assert run.outputs.model_outputs
         assert len(checkout.runs("Default")) == 0
+        assert run.info.run_name == "digits compact 1 epoch lr 0.003 batch 64 seed 42"
 
 
 def test_mlflow_run_refuses_an_unknown_setting_by_name(pipeline: Pipeline) -> None:

@@ -55,13 +55,13 @@ def mark(text: str, there: str | None, tags: Mapping[str, str]) -> str | None:
 def note(run: Run) -> str:
     """The note on a training run: how good the model is, what was trained, the pictures, how to do it again."""
     tags, where = run.data.tags, _address(run)
-    pictures = "\n\n".join(
-        f"**[{title}]({where}/artifacts/evaluate/{name}.png)**\n\n"
-        f"![{title}](get-artifact?path=evaluate/{name}.png&run_uuid={run.info.run_id})"
-        for name, title in PICTURES.items()
+    # Not the pictures themselves: MLflow shows them so wide that the column beside the note leaves the window.
+    pictures = "\n".join(
+        f"{place}. [{title}]({where}/artifacts/evaluate/{name}.png)"
+        for place, (name, title) in enumerate(PICTURES.items(), 1)
     )
     replayed = f"\n\nThis run was {tags[runs.REPLAYED]}." if runs.REPLAYED in tags else ""
-    return f"**{_result(run)}.** {_trained(run)}{replayed}\n\n{_again(run)}\n\n{pictures}\n"
+    return f"**{_result(run)}.** {_trained(run)}{replayed}\n\n{pictures}\n\n{_again(run)}\n"
 
 
 def version(made: ModelVersion, run: Run | None, decision: str) -> str:
