@@ -94,8 +94,8 @@ def test_the_model_is_registered_and_champion(pipeline: Pipeline) -> None:
     client = pipeline.checkout.client()
     version = client.get_model_version_by_alias("tenfold-digits", "champion")
     assert version.tags["tenfold.model_sha256"] == sha256(pipeline.checkout.root / "models/best.ckpt")
-    assert "test images classified correctly (95 % interval " in version.description
-    card = client.get_registered_model("tenfold-digits").description
+    assert "test images classified correctly (95 % interval " in str(version.description)
+    card = str(client.get_registered_model("tenfold-digits").description)
     assert f"(#/models/tenfold-digits/versions/{version.version})" in card
     assert "28 rows of 28 pixels" in card
 
