@@ -31,8 +31,9 @@ PEOPLE = "For people"
 
 
 @app.callback()
-def project() -> None:
+def project(context: typer.Context) -> None:
     """Work in the project's root, from wherever in the project the verb was typed."""
+    context.obj = Path.cwd()
     if "--help" not in sys.argv:
         os.chdir(paths.find_root())
 
@@ -155,6 +156,30 @@ def promote(
         registry.promote_by_hand(name, version)
 
 
+Model = Annotated[str, typer.Option(help="An MLflow model URI, or a folder; by default the champion.")]
+
+
+@app.command(rich_help_panel=PEOPLE)
+def predict(
+    context: typer.Context,
+    images: Annotated[list[str], typer.Argument(help="Image files, folders, or - for standard input.")],
+    model: Model = "",
+    top_k: Annotated[int, typer.Option(help="Probabilities to show; 0: all.", min=0)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    explain: Annotated[str, typer.Option(help="Write a picture of what the network saw to this file.")] = "",
+) -> None:
+    """Say what is on pictures: `tenfold predict photo.jpg`. Exit status 1: not on all of them."""
+    from tenfold.predict import predict as ask
+
+    where: Path = context.obj
+    answered = ask(images, where, model or _champion(), top_k, as_json, where / explain if explain else None)
+    raise typer.Exit(0 if answered else 1)
+
+
+def _champion() -> str:
+    return f"models:/tenfold-{Params.load().data.dataset}@champion"
+
+
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)]
 
@@ -169,14 +194,14 @@ def ui(host: Host = "127.0.0.1", port: Port = 5000) -> None:
 
 @app.command(rich_help_panel=PEOPLE)
 def serve(
-    model: Annotated[str, typer.Option(help="Any MLflow model URI; by default the champion.")] = "",
+    model: Model = "",
     host: Host = "127.0.0.1",
     port: Port = 5001,
 ) -> None:
-    """Serve a registered model over HTTP."""
+    """Serve a registered model over HTTP, with a page to draw on."""
     from tenfold.servers import serve_model
 
-    serve_model(model or f"models:/tenfold-{Params.load().data.dataset}@champion", host, port)
+    serve_model(model or _champion(), host, port)
 
 
 @app.command(

@@ -59,9 +59,10 @@ def test_names_types_shapes_and_operator_set(file: Path) -> None:
 def test_metadata_tells_a_reader_the_rest(file: Path) -> None:
     notes = onnxruntime.InferenceSession(file).get_modelmeta().custom_metadata_map
     assert {key: json.loads(value) for key, value in notes.items()} == {
-        "tenfold.format": 1,
+        "tenfold.format": 2,
         "tenfold.classes": list(SPEC.classes),
         "tenfold.image_shape": [1, 28, 28],
+        "tenfold.handwriting": None,
     }
 
 

@@ -215,7 +215,7 @@ def _thicken(strokes: Float) -> Float:
     if grow < 1:
         return strokes
     wide = Image.fromarray((np.pad(strokes, grow) * 255).astype(np.uint8)).filter(ImageFilter.MaxFilter(2 * grow + 1))
-    return np.asarray(wide, np.float32) / 255
+    return np.asarray(wide, np.float32) / np.float32(255)
 
 
 def _centre(character: Float, size: tuple[int, int], by_mass: bool) -> Float:

@@ -1,0 +1,143 @@
+"""What a registered model says of image files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from tenfold import servers
+from tenfold.errors import TenfoldError
+from tenfold.serving import packaging
+
+STDIN = "-"
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".npy"}
+"""What is taken of a folder."""
+TILE, CAPTION, COLUMNS = 140, 34, 4
+"""Of the picture that explains, in pixels; and pairs of tiles side by side."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An image and the answer, or why there is none."""
+
+    name: str
+    answer: dict[str, Any] | None = None
+    error: str = ""
+    content: bytes = b""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, without pictures."""
+        answer = self.answer or {"error": self.error}
+        return {"file": self.name} | {key: value for key, value in answer.items() if key != "seen"}
+
+
+def predict(names: list[str], where: Path, model_uri: str, top_k: int, as_json: bool, explain: Path | None) -> bool:
+    """Print what a model says of images.
+
+    Args:
+        names: files, folders (with all that is in them), or `-` for the content of a file on standard input.
+        where: the folder that names start from.
+        model_uri: any MLflow model URI of this project, or a folder.
+        top_k: probabilities that are shown; 0: all.
+        as_json: print a list of objects instead of a table.
+        explain: the picture to write of what the network saw.
+
+    Returns:
+        Whether there is an answer for each image; the reasons of the others are on standard error.
+
+    Raises:
+        TenfoldError: there is no such model, or nothing to look at.
+    """
+    files = [found for name in names for found in _find(name, where)]
+    classifier, _ = packaging.load(servers.model_folder(model_uri))
+    found = [prediction for name in files for prediction in _ask(classifier, name, where, top_k)]
+    answered = [prediction for prediction in found if prediction.answer]
+    if as_json:
+        print(json.dumps([one.as_dict() for one in found], indent=2, ensure_ascii=False))
+    elif answered:
+        _print_table(answered)
+    for one in found:
+        if not one.answer:
+            print(f"error: {one.name}: {one.error}", file=sys.stderr)
+    if explain and answered:
+        _picture(answered).save(explain, "PNG")
+        print(f"{explain}: what the network saw", file=sys.stderr)
+    return len(answered) == len(found)
+
+
+def _find(name: str, where: Path) -> list[str]:
+    """The files that a name stands for."""
+    if name == STDIN or not (where / name).is_dir():
+        return [name]
+    files = (Path(name) / file.relative_to(where / name) for file in (where / name).rglob("*") if file.is_file())
+    found = sorted(str(file) for file in files if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise TenfoldError(f"{name}: no images in this folder ({', '.join(sorted(SUFFIXES))})")
+    return found
+
+
+def _ask(classifier: Any, name: str, where: Path, top_k: int) -> Iterator[Prediction]:
+    try:
+        content = sys.stdin.buffer.read() if name == STDIN else (where / name).read_bytes()
+    except OSError as error:
+        yield Prediction(name, error=error.strerror or str(error))
+        return
+    try:
+        text = base64.b64encode(content).decode()
+        answers = classifier.answer([text], {"top_k": min(top_k, len(classifier.classes)), "return": "seen"})
+    except Exception as error:
+        if type(error).__name__ != "Refused":  # of the model's own code
+            raise
+        yield Prediction(name, error=str(error).removeprefix("inputs[0] "))
+        return
+    for number, answer in enumerate(answers):
+        yield Prediction(name if len(answers) == 1 else f"{name}[{number}]", answer, content=content)
+
+
+def _print_table(answered: list[Prediction]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("image", "class", "probability", "most probable", box=None, pad_edge=False)
+    for one in answered:
+        assert one.answer
+        others = sorted(one.answer["probabilities"].items(), key=lambda item: -item[1])
+        table.add_row(
+            Text(one.name, overflow="fold"),
+            Text(one.answer["name"], style="bold"),
+            f"{one.answer['probability']:.2%}",
+            Text(", ".join(f"{name} {share:.1%}" for name, share in others)),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+
+
+def _picture(answered: list[Prediction]) -> Image.Image:
+    """Each image beside what the network saw of it."""
+    columns = min(COLUMNS, len(answered))
+    rows = -(-len(answered) // columns)
+    sheet = Image.new("RGB", (columns * 2 * TILE, rows * (TILE + CAPTION)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for number, one in enumerate(answered):
+        assert one.answer
+        left, top = number % columns * 2 * TILE, number // columns * (TILE + CAPTION)
+        seen = Image.open(io.BytesIO(base64.b64decode(one.answer["seen"]))).convert("RGB")
+        try:
+            original = Image.open(io.BytesIO(one.content)).convert("RGBA")
+        except OSError:  # numbers, not a picture
+            original = seen.convert("RGBA")
+        original.thumbnail((TILE - 8, TILE - 8))
+        sheet.paste(original, (left + 4, top + 4), original)
+        sheet.paste(seen.resize((TILE - 8, TILE - 8), Image.Resampling.NEAREST), (left + TILE + 4, top + 4))
+        pen.text((left + 6, top + TILE), f"{Path(one.name).name:.24}", "black")
+        pen.text((left + TILE + 6, top + TILE), f"{one.answer['name']} ({one.answer['probability']:.1%})", "black")
+    return sheet
