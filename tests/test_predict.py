@@ -38,7 +38,7 @@ def test_a_folder_as_json(checkout: Checkout) -> None:
     answers = json.loads(checkout.tenfold("predict", "pictures", "--json", "--top-k", "0"))
     assert [answer["file"] for answer in answers] == [f"pictures/{n}.png" for n in range(4)] + ["pictures/more/4.webp"]
     right = [answer["name"] == name for answer, name in zip(answers, expected(checkout), strict=True)]
-    assert sum(right) >= 4, "made small again, a picture need not be the same to the pixel"
+    assert sum(right) >= 3, "made small again, a picture of 8x8 pixels is not the same to the pixel"
     assert all(len(answer["probabilities"]) == 10 for answer in answers)
     assert list(answers[0]) == ["file", "label", "name", "probability", "probabilities"]
 

@@ -223,7 +223,7 @@ def _centre(character: Float, size: tuple[int, int], by_mass: bool) -> Float:
     result = np.zeros(size, np.float32)
     places = []
     for axis, (room, side) in enumerate(zip(size, character.shape, strict=True)):
-        place = (room - side) // 2
+        place = (room - side + 1) // 2
         if by_mass:  # MNIST's own lie between room / 2 and a pixel further
             profile = character.sum(axis=1 - axis)
             place = int(np.ceil(room / 2 - (profile * (np.arange(side) + 0.5)).sum() / profile.sum()))
