@@ -36,7 +36,7 @@ def contents(run_id: str) -> dict[str, Any]:
     inputs = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
     versions = [(str(version.version), dict(version.tags)) for version in client.search_model_versions()]
     aliases = {model.name: model.aliases for model in client.search_registered_models()}
-    return {"params": run.data.params, "tags": run.data.tags, "curves": curves} | {
+    return {"name": run.info.run_name, "params": run.data.params, "tags": run.data.tags, "curves": curves} | {
         "outputs": outputs,
         "inputs": inputs,
         "versions": versions,
@@ -134,6 +134,7 @@ def test_outer_run_is_filled_though_the_model_has_a_run(project: Path, monkeypat
     for part in ("params", "curves", "outputs", "inputs"):
         assert filled[part] == of_first[part]
     assert filled["tags"][runs.VERSION] == "tenfold-mnist/1"
+    assert filled["name"] == of_first["name"]  # MLflow made one up
     assert filled["tags"]["tenfold.params_sha256"] == runs.file_sha256(Path("params.yaml"))
     assert store.client().get_run(outer).info.status == "RUNNING"
     assert len(all_runs()) == 3

@@ -168,8 +168,7 @@ def _enter(experiment: str, name: str, outer: MlflowRun | None, book: Journal | 
     if run is None:
         name = (experiment == TRAINING and os.environ.get("MLFLOW_RUN_NAME")) or name
         run = client.create_run(store.experiment(experiment), run_name=name, tags={PROCESS: process})
-    elif _made_up(run.info.run_name or ""):
-        client.update_run(str(run.info.run_id), name=name)
+    name_if_made_up(run, name)
     run_id, there = str(run.info.run_id), run.data.tags
     store.set_tags(run_id, {PROCESS: process})
     if book:
@@ -187,14 +186,15 @@ def _enter(experiment: str, name: str, outer: MlflowRun | None, book: Journal | 
     return run_id
 
 
-def _made_up(name: str) -> bool:
-    """Whether MLflow made up a run's name, as it does under `mlflow run` without one: `masked-crab-123`."""
+def name_if_made_up(run: MlflowRun, name: str) -> None:
+    """Name a run whose name MLflow made up, as it does under `mlflow run` without one: `masked-crab-123`."""
     from mlflow.utils import name_utils
 
-    predicate, _, rest = name.partition("-")
+    predicate, _, rest = str(run.info.run_name).partition("-")
     noun, _, number = rest.partition("-")
     known = predicate in name_utils._GENERATOR_PREDICATES and noun in name_utils._GENERATOR_NOUNS
-    return known and number.isdigit()
+    if known and number.isdigit():
+        store.client().update_run(str(run.info.run_id), name=name)
 
 
 def _journaled(book: Journal) -> MlflowRun | None:

@@ -41,8 +41,7 @@ def run_of(root: Path) -> str:
     if found and not outer:
         _replay(found, root, params)
         return found
-    title = cards.run_name(params.with_tuned(records.tuned(root)))
-    with runs.open_run(runs.TRAINING, title, root=root) as run:
+    with runs.open_run(runs.TRAINING, _name(root, params), root=root) as run:
         _replay(run.id, root, params)
     return run.id
 
@@ -80,7 +79,9 @@ def sync(root: Path, run_id: str | None = None) -> str:
 
 def _replay(run_id: str, root: Path, params: Params) -> None:
     """Add what a run lacks of tuning, training and evaluation."""
-    tags = store.client().get_run(run_id).data.tags
+    run = store.client().get_run(run_id)
+    runs.name_if_made_up(run, _name(root, params))
+    tags = run.data.tags
     model = runs.file_sha256(root / paths.BEST_CHECKPOINT)
     if tags.get(runs.MODEL, model) != model:
         raise TenfoldError(f"MLflow run {run_id} is that of another model than {paths.BEST_CHECKPOINT}")
@@ -93,6 +94,10 @@ def _replay(run_id: str, root: Path, params: Params) -> None:
     records.record_training(Run(run_id), root, params)
     if _usable(root, "evaluate", paths.METRICS, params):
         records.record_evaluation(run_id, root)
+
+
+def _name(root: Path, params: Params) -> str:
+    return cards.run_name(params.with_tuned(records.tuned(root)))
 
 
 def _replay_tuning(root: Path, params: Params) -> None:
