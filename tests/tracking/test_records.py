@@ -9,6 +9,7 @@ from mlflow.entities import DatasetInput
 
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
+from tenfold.serving import packaging
 from tenfold.tracking import records, registry, runs, store
 from tenfold.tracking.runs import Run
 
@@ -125,7 +126,7 @@ def test_model_is_served_from_the_registry(run_id: str, params: Params) -> None:
     assert json.loads(model.metadata.signature.to_dict()["inputs"]) == [{"type": "any", "required": True}]
     folder = Path(mlflow.artifacts.download_artifacts("models:/tenfold-mnist/1"))
     pins = (folder / "requirements.txt").read_text().split()
-    assert pins == [f"{name}=={version(name).split('+')[0]}" for name in ("mlflow", "numpy", "onnxruntime")]
+    assert pins == [f"{name}=={version(name).split('+')[0]}" for name in packaging.REQUIREMENTS]
     assert json.loads((folder / "input_example.json").read_text()) == [[[7] * 4] * 4]
 
     (model_id,) = records._outputs(run_id)
@@ -146,7 +147,7 @@ def test_same_content_makes_one_version_and_other_content_another(run_id: str, p
     assert store.client().get_run(again).data.tags[runs.VERSION] == "tenfold-mnist/1"
     assert records._outputs(again) == [registry.logged_model(first)]
 
-    with records.SERVING_CODE.open("a") as code:
+    with packaging.MODEL.open("a") as code:
         code.write("# changed\n")
     assert str(records.record_model(run_id, Path(), params).version) == "2"
 

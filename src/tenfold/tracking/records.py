@@ -10,17 +10,15 @@ import csv
 import hashlib
 import json
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tenfold.serving
 from tenfold import paths
 from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
+from tenfold.serving import packaging
 from tenfold.tracking import cards, lock, registry, runs, store
 from tenfold.tracking.journal import now_ms
 from tenfold.tracking.runs import Run
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from optuna.trial import FrozenTrial
 
-SERVING_CODE = Path(tenfold.serving.__file__).with_name("model.py")
 PARAMS_PER_BATCH, LONGEST_PARAM = 100, 6000
 """MLflow's limits (of a value, in characters)."""
 DIGEST_CHARACTERS = 32
@@ -300,7 +297,9 @@ def record_model(run_id: str, root: Path, params: Params) -> ModelVersion:
     summary = Summary.load(root / paths.SUMMARY)
     identity = {
         runs.MODEL: runs.file_sha256(root / paths.BEST_CHECKPOINT),
-        registry.SERVED: _sha256([runs.file_sha256(root / paths.ONNX_MODEL), runs.file_sha256(SERVING_CODE)]),
+        registry.SERVED: _sha256(
+            [runs.file_sha256(root / paths.ONNX_MODEL), *map(runs.file_sha256, packaging.SOURCES)]
+        ),
     }
     with store.lock():
         version = registry.find(name, identity)
@@ -365,7 +364,6 @@ def _log_model(run_id: str, root: Path, summary: Summary, identity: Mapping[str,
 
 
 def _log_files(model_id: str, root: Path) -> None:
-    import mlflow.pyfunc
     import numpy as np
     from mlflow.models import Model
 
@@ -373,25 +371,15 @@ def _log_files(model_id: str, root: Path) -> None:
     model = client.get_logged_model(model_id)
     image = np.load(root / paths.SPLIT / "test" / "images.npy", mmap_mode="r")[0]
     # Not `Model.log`: it takes the experiment from the environment, and hangs metrics of any kind on the model.
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as warned:
+    with tempfile.TemporaryDirectory() as folder:
         local = Path(folder) / "model"
-        mlflow.pyfunc.save_model(
+        packaging.save(
             local,
-            mlflow_model=Model(run_id=model.source_run_id, model_id=model_id, artifact_path=model.artifact_location),
-            python_model=SERVING_CODE,
-            artifacts={"onnx": str((root / paths.ONNX_MODEL).resolve())},
-            input_example=[(image[0] if len(image) == 1 else image).tolist()],
-            pip_requirements=[f"{name}=={_public_version(name)}" for name in ("mlflow", "numpy", "onnxruntime")],
+            root / paths.ONNX_MODEL,
+            image,
+            Model(run_id=model.source_run_id, model_id=model_id, artifact_path=model.artifact_location),
         )
         client.log_model_artifacts(model.model_id, str(local))
-    for warning in warned:
-        if "Any type hint" not in str(warning.message):  # meant so: the model checks its pixels itself
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-
-def _public_version(package: str) -> str:
-    """The installed version without a local part (`+cpu`), which no package index knows."""
-    return installed_version(package).partition("+")[0]
 
 
 def _metrics(root: Path) -> dict[str, float]:
