@@ -58,6 +58,8 @@ def model_folder(model_uri: str) -> Path:
     """
     if (folder := Path(model_uri)).is_dir():
         return folder
+    if known := store.local_model(model_uri):
+        return known
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 

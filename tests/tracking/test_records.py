@@ -125,9 +125,16 @@ def test_model_is_served_from_the_registry(run_id: str, params: Params) -> None:
     assert model.predict([[[7.0] * 4] * 4] * 2) == [[7.0] * 16] * 2
     assert json.loads(model.metadata.signature.to_dict()["inputs"]) == [{"type": "any", "required": True}]
     folder = Path(mlflow.artifacts.download_artifacts("models:/tenfold-mnist/1"))
+    assert store.local_model("models:/tenfold-mnist/1") == folder
+    assert store.local_model("models:/tenfold-mnist@champion") is None
+    registry.promote_by_hand("tenfold-mnist", "1")
+    assert store.local_model("models:/tenfold-mnist@champion") == folder
+    for other in ("models:/tenfold-mnist/2", "models:/nobody@champion", f"models:/{made.source}", "runs:/1/model"):
+        assert store.local_model(other) is None
     pins = (folder / "requirements.txt").read_text().split()
     assert pins == [f"{name}=={version(name).split('+')[0]}" for name in packaging.REQUIREMENTS]
-    assert json.loads((folder / "input_example.json").read_text()) == [[[7] * 4] * 4]
+    example = json.loads((folder / "input_example.json").read_text())
+    assert example == {"inputs": [[[7] * 4] * 4], "params": packaging.PARAMS}
 
     (model_id,) = records._outputs(run_id)
     assert store.client().get_run(run_id).data.tags[runs.VERSION] == "tenfold-mnist/1"

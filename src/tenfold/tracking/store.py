@@ -27,6 +27,7 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlruns"
 SQLITE = re.compile(r"sqlite(?:\+\w+)?:///(?P<file>[^?:][^?]*)(?P<options>(?:\?.*)?)")
+VERSION = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<number>\d+))")
 BUSY_S = 30.0
 """How long a database may be locked by other writers (one sets it up, say) before it counts as unusable."""
 ANSWER_S = 10.0
@@ -168,6 +169,28 @@ def _open(uri: str) -> MlflowClient:
                 f"{_shown(uri)}: the MLflow store cannot be opened ({reason(error)}). {VARIABLE} names another."
             ) from error
     return opened
+
+
+def local_model(model_uri: str) -> Path | None:
+    """The folder of a version, `models:/NAME@ALIAS` or `models:/NAME/NUMBER`, from a SQLite store that lies here.
+
+    None where it is not as simple as that; then MLflow knows, whose imports take three seconds.
+    """
+    file, match = _database_file(tracking_uri()), VERSION.fullmatch(model_uri)
+    if not (file and file.is_file() and match):
+        return None
+    query = "SELECT storage_location FROM model_versions AS v WHERE v.name = :name AND v.version = " + (
+        "(SELECT version FROM registered_model_aliases AS a WHERE a.name = v.name AND a.alias = :alias)"
+        if match["alias"]
+        else ":number"
+    )
+    try:
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
+            found = connection.execute(query, match.groupdict()).fetchall()
+    except sqlite3.Error:  # another version of MLflow's tables
+        return None
+    folder = Path(found[0][0] or "") if len(found) == 1 else None
+    return folder if folder and folder.is_absolute() and folder.is_dir() else None
 
 
 def lock() -> AbstractContextManager[object]:
