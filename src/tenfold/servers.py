@@ -27,7 +27,8 @@ def open_ui(host: str, port: int) -> NoReturn:
         raise TenfoldError(f"the store is a server and has its own pages: open {uri}")
     _check_port(host, port)
     store.check()
-    print(f"MLflow on http://{host}:{port} (end with Ctrl+C)", flush=True)
+    # without this view, MLflow opens one for language models, where no training is
+    print(f"MLflow on http://{host}:{port}/#/experiments?workflowType=machine_learning (end with Ctrl+C)", flush=True)
     _become("ui", "--backend-store-uri", uri, "--host", host, "--port", str(port), **UI)
 
 
