@@ -192,3 +192,19 @@ def test_health(server: str) -> None:
     for path in ("ping", "health"):
         with urlopen(f"{server}/{path}", timeout=30) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("server", ["tenfold"], indirect=True)
+def test_the_page_may_load_nothing_and_knows_the_model(server: str) -> None:
+    with urlopen(f"{server}/", timeout=30) as answer:
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert "<canvas" in answer.read().decode()
+    with urlopen(f"{server}/model", timeout=30) as answer:
+        about = json.load(answer)
+    assert about["image_shape"] == [1, 28, 28]
+    assert about["pictures"] == "handwriting"
+    assert about["classes"][7] == "seven"
+    for path, method in (("nothing", "GET"), ("invocations", "GET"), ("model", "POST")):
+        with pytest.raises(HTTPError, match="40[45]") as raised:
+            urlopen(Request(f"{server}/{path}", method=method), timeout=30)
+        assert "ask POST /invocations" in json.load(raised.value)["message"]
