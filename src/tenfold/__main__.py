@@ -7,6 +7,9 @@ import importlib
 import os
 import signal
 import sys
+import traceback
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +21,35 @@ from tenfold.params import Params
 from tenfold.reproduce import flat_names
 from tenfold.tracking import store
 
+DEBUG = "TENFOLD_DEBUG"
+LAST_ERROR = Path(".tenfold/last-error.txt")
+MANUAL = """A reproducible, tracked training pipeline for image classification.
+
+`dvc repro` runs the six stages, each of which is a verb here; what they do is set in `params.yaml`. The other verbs are
+for people. They work from any folder of the project.
+
+**Examples**
+
+- `tenfold recipe fast && dvc repro`: other settings, then whatever depends on them
+- `tenfold repro --max_epochs 3`: the pipeline with other settings, in a temporary copy
+- `tenfold predict photo.jpg`: what the champion says of a picture
+- `tenfold serve`: the champion over HTTP, and a page to draw on
+- `tenfold ui`: MLflow's pages
+
+**Files:** `params.yaml` the settings · `dvc.yaml` the stages · `models/`, `reports/` what they made · `mlflow.db`,
+`mlruns/` MLflow's store · `.tenfold/` downloads, interrupted trainings, the last error
+
+**Environment:** `MLFLOW_TRACKING_URI` another MLflow store · `TENFOLD_DATA_MIRROR` a URL or folder with the data set ·
+`TENFOLD_DEBUG=1` as `--debug`, also for stages of `dvc repro` · `NO_COLOR` no colours
+
+**Exit status:** 0 done · 1 an error, or not all was well · 2 a command that is not understood · 130 or 143 interrupted
+
+**More:** `tenfold VERB --help`, README.md, docs/
+"""
+
 app = typer.Typer(
     name="tenfold",
-    help="A reproducible, tracked training pipeline. `dvc repro` runs all stages; settings stand in params.yaml.",
+    help=MANUAL,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -30,10 +59,24 @@ STAGES = "Stages (run by dvc repro)"
 PEOPLE = "For people"
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tenfold {version('tenfold')}")
+        raise typer.Exit
+
+
 @app.callback()
-def project(context: typer.Context) -> None:
+def project(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where in the code an error arose.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Work in the project's root, from wherever in the project the verb was typed."""
     context.obj = Path.cwd()
+    if debug:
+        os.environ[DEBUG] = "1"  # of the processes that it starts as well
     if "--help" not in sys.argv:
         os.chdir(paths.find_root())
 
@@ -87,9 +130,18 @@ def export() -> None:
     _stage("export")
 
 
+def _recipes() -> list[str]:
+    """For the shell's completion, which has no room for errors."""
+    with suppress(TenfoldError):
+        return sorted(file.stem for file in (paths.find_root() / "recipes").glob("*.yaml"))
+    return []
+
+
 @app.command(rich_help_panel=PEOPLE)
 def recipe(
-    name: Annotated[str, typer.Argument(help="Of a recipe; without one, all are listed.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="Of a recipe; without one, all are listed.", autocompletion=_recipes)
+    ] = "",
     overrides: Annotated[
         bool, typer.Option("--overrides", help="Print it as arguments of dvc exp run instead, and change nothing.")
     ] = False,
@@ -232,18 +284,40 @@ def repro(
 
 
 def main() -> None:
-    """Run a verb; errors that the user can mend are shown as a message, with exit status 1."""
+    """Run a verb. An error is one line, and exit status 1; `--debug` shows where it arose as well."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars are for terminals
     try:
         app()
     except TenfoldError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _show(str(error))
     except SystemExit as end:
         if end.code:
             raise
         _leave()
+    except Exception as error:
+        _show(f"{type(error).__name__}: {error} (unexpected; where it arose: {_keep(traceback.format_exc())})")
+    sys.exit(1)
+
+
+def _show(message: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    if os.environ.get(DEBUG, "0") not in {"", "0"}:
+        traceback.print_exc()
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(Text.assemble(("error:", "bold red"), " ", message))
+
+
+def _keep(trace: str) -> str:
+    """Write a traceback where it can be found later; says where, or, where that cannot be, how to see it."""
+    try:
+        LAST_ERROR.parent.mkdir(exist_ok=True)
+        LAST_ERROR.write_text(trace, encoding="utf-8")
+    except OSError:
+        return "--debug"
+    return f"{LAST_ERROR}, or --debug"
 
 
 def _leave() -> None:
