@@ -1,4 +1,4 @@
-"""README.md: its tables agree with the schema, what it names exists, and its commands run as written."""
+"""README.md and the pages in docs/: what they name exists, and their commands run as written."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import time
-import typing
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,17 +18,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from tenfold import recipes
-from tenfold.params import Params, describe
+from tenfold.params import describe
 from tenfold.reproduce import check_overrides, flat_names, parse_overrides
 from tests.checkout import PROJECT, Checkout, Pipeline, clean_environment
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [content.strip() for language, content in FENCED.findall(README) if language == "sh"]
+SHELL = re.compile(r"(<!-- not run: .+? -->\n\n)?^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+FOUND = [found for page in PAGES for found in SHELL.findall(page.read_text(encoding="utf-8"))]
+BLOCKS = [content.strip() for reason, content in FOUND if not reason]
+UNRUN = [content.strip() for reason, content in FOUND if reason]
+"""The reason stands above each."""
 
 NOT_RUN = {
     "git clone <address of this repository> tenfold && cd tenfold": "the fixture `pipeline` stands for it",
@@ -44,7 +48,7 @@ NOT_RUN = {
 """Lines of blocks that are not run, each with the reason."""
 PARSED = ("dvc exp run ", "mlflow run ")
 """Lines of these are run, in this or a shorter form, by tests/test_pipeline.py; here they are parsed."""
-SERVERS = ("make ui", "mlflow models serve ")
+SERVERS = ("make ui", "make serve", "mlflow models serve ")
 READY_S = 90.0
 
 
@@ -53,37 +57,8 @@ def lines() -> list[str]:
 
 
 def code() -> str:
-    """All code of the README, and nothing else: spans outside tables of settings, and blocks of commands."""
-    prose = FENCED.sub("", re.sub(r"^\| `[\w.]+` \| .*$", "", README, flags=re.MULTILINE))
-    return "\n".join([*re.findall(r"`([^`\n]+)`", prose), *BLOCKS])
-
-
-def choices(annotation: object) -> set[str]:
-    """The words that a setting may be."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return {value for value in typing.get_args(annotation) if isinstance(value, str)}
-    return set().union(*map(choices, typing.get_args(annotation)))
-
-
-def annotation_of(key: str) -> object:
-    section: type[BaseModel] = Params
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        inner = section.model_fields[parent].annotation
-        assert isinstance(inner, type)
-        section = inner
-    return section.model_fields[leaf].annotation
-
-
-def test_the_tables_of_settings_agree_with_schema_and_shipped_values() -> None:
-    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| (.+) \|$", README, re.MULTILINE)
-    assert sorted(key for key, _, _ in rows) == sorted(describe())
-    shipped = Params.load(PROJECT / "params.yaml").flat()
-    yaml = YAML(typ="safe", pure=True)
-    assert {key: yaml.load(value) for key, value, _ in rows} == shipped
-    for key, value, meaning in rows:
-        unnamed = {word for word in choices(annotation_of(key)) if f"`{word}`" not in f"`{value}` {meaning}"}
-        assert not unnamed, f"{key} may be {unnamed}, and README does not say so"
+    """All code of the README, and nothing else: spans, and blocks of commands."""
+    return "\n".join([*re.findall(r"`([^`\n]+)`", FENCED.sub("", README)), *BLOCKS])
 
 
 def test_the_accuracy_is_the_committed_one() -> None:
@@ -165,6 +140,51 @@ def test_experiments_are_run_by_another_test() -> None:
         assert word in other
 
 
+def known_to_dvc(arguments: list[str]) -> bool:
+    from dvc.cli import parse_args
+
+    parsed = parse_args(arguments)
+    given = dict(pair.split("=", 1) for pair in getattr(parsed, "set_param", None) or [])
+    return set(given) <= set(describe())
+
+
+@pytest.mark.parametrize("block", UNRUN)
+def test_commands_that_are_not_run_are_known(block: str) -> None:
+    """Their programs are there, DVC and MLflow know their arguments, and verbs and settings exist."""
+    from mlflow.cli import cli
+
+    from tenfold.__main__ import app
+
+    verbs = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    for part in re.split(r"\n|; (?:do )?", block):
+        program, *arguments = shlex.split(part, comments=True)
+        if program in {"for", "done", "export"}:
+            continue
+        assert shutil.which(program), program
+        if program == "dvc":
+            assert known_to_dvc(arguments)
+        elif program == "mlflow":
+            assert cli.commands[arguments[0]].make_context(arguments[0], arguments[1:])
+        elif program == "torchrun":
+            assert arguments[arguments.index("-m") + 1] == "tenfold"
+            assert arguments[-1] in verbs
+
+
+@pytest.fixture(scope="module")
+def pictures(pipeline: Pipeline) -> Iterator[None]:
+    """What the pages call photo.jpg and my-pictures."""
+    root = pipeline.checkout.root
+    with (root / ".git/info/exclude").open("a") as ignored:
+        ignored.write("photo.jpg\nmy-pictures/\nseen.png\nimage/\n")
+    (root / "my-pictures").mkdir()
+    picture = Image.fromarray(255 - np.load(root / "data/split/test/images.npy")[0, 0]).resize((280, 280))
+    for place in ("photo.jpg", "my-pictures/one.png"):
+        picture.save(root / place)
+    yield
+    shutil.rmtree(root / "my-pictures")
+    (root / "photo.jpg").unlink()
+
+
 def as_here(text: str, ports: dict[str, str]) -> str:
     """Commands for the fixture's data, and for ports that are free."""
     for port, free in ports.items():
@@ -210,7 +230,7 @@ def free_port() -> str:
 
 
 @pytest.mark.timeout(600)
-def test_all_other_blocks_run_as_written(pipeline: Pipeline) -> None:
+def test_all_other_blocks_run_as_written(pipeline: Pipeline, pictures: None) -> None:
     checkout = pipeline.checkout
     before = checkout.run("git", "status", "--porcelain")
     elsewhere = (*PARSED, *SERVERS)
@@ -243,19 +263,20 @@ def test_the_pages_open(pipeline: Pipeline, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_champion_is_served_and_asked(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_the_champion_is_served_and_asked(pipeline: Pipeline, pictures: None, tmp_path: Path) -> None:
     checkout, port = pipeline.checkout, free_port()
     ports = {"5001": port}
     command = as_here(next(line for line in lines() if line.startswith("mlflow models serve ")), ports)
-    asking = as_here(next(block for block in BLOCKS if "/invocations" in block), ports)
-    asking = asking.replace("/tmp/", f"{tmp_path}/")
+    requests = dict.fromkeys(block for block in BLOCKS if "/invocations" in block)
+    askings = [as_here(block, ports).replace("/tmp/", f"{tmp_path}/") for block in requests]
     with running(checkout, command, f"http://127.0.0.1:{port}/ping", tmp_path / "log"):
-        answer = json.loads(checkout.run("bash", "-e", "-c", asking))
+        answer, *others = [json.loads(checkout.run("bash", "-e", "-c", asking)) for asking in askings]
         refused = urllib.request.Request(
             f"http://127.0.0.1:{port}/invocations", b'{"inputs": [[[0.5]]]}', {"Content-Type": "application/json"}
         )
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(refused, timeout=30)
     example = json.loads(next(content for language, content in FENCED.findall(README) if language == "json"))
+    assert [len(other["predictions"]) for other in others] == [1, 360]
     assert len(answer["predictions"]) == 7
     assert list(answer["predictions"][0]) == list(example["predictions"][0])
