@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from ruamel.yaml import YAML
 
 from tenfold import recipes
@@ -277,6 +279,6 @@ def test_the_champion_is_served_and_asked(pipeline: Pipeline, pictures: None, tm
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(refused, timeout=30)
     example = json.loads(next(content for language, content in FENCED.findall(README) if language == "json"))
-    assert [len(other["predictions"]) for other in others] == [1, 360]
+    assert [len(other["predictions"]) for other in others] == [1, 256]
     assert len(answer["predictions"]) == 7
     assert list(answer["predictions"][0]) == list(example["predictions"][0])
