@@ -79,6 +79,9 @@ def test_what_has_no_answer_is_named_and_the_others_are_answered(checkout: Check
         (["pictures", "--model", "models:/nobody@champion"], "models:/nobody@champion: there is no such model in"),
         (["pictures", "--model", "data"], "data: not a model that Tenfold serves"),
         (["models"], "models: no images in this folder"),
+        (["pictures", "--model", "http://127.0.0.1:1/x"], "http://127.0.0.1:1/x: there is no such model in"),
+        (["pictures", "--explain", "nowhere/seen.png"], "--explain: "),
+        ([""], ": is no image"),
     ],
 )
 def test_refused(checkout: Checkout, arguments: list[str], message: str) -> None:

@@ -20,8 +20,10 @@ from tenfold.serving import packaging
 STDIN = "-"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".npy"}
 """What is taken of a folder."""
-TILE, CAPTION, COLUMNS = 140, 34, 4
-"""Of the picture that explains, in pixels; and pairs of tiles side by side."""
+TILE, CAPTION, COLUMNS, MOST = 140, 34, 4, 100
+"""Of the picture that explains, in pixels; pairs of tiles side by side, and in all."""
+ADVICE = ". Send the base64"
+"""What the classifier says next is for programs."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def predict(names: list[str], where: Path, model_uri: str, top_k: int, as_json: 
     Raises:
         TenfoldError: there is no such model, or nothing to look at.
     """
+    if explain and (explain.is_dir() or not explain.parent.is_dir()):
+        raise TenfoldError(f"--explain: {explain} cannot be written: it should be a file in a folder that is there")
     files = [found for name in names for found in _find(name, where)]
     classifier, _ = packaging.load(servers.model_folder(model_uri))
     found = [prediction for name in files for prediction in _ask(classifier, name, where, top_k)]
@@ -68,25 +72,26 @@ def predict(names: list[str], where: Path, model_uri: str, top_k: int, as_json: 
         if not one.answer:
             print(f"error: {one.name}: {one.error}", file=sys.stderr)
     if explain and answered:
-        _picture(answered).save(explain, "PNG")
-        print(f"{explain}: what the network saw", file=sys.stderr)
+        _picture(answered[:MOST]).save(explain, "PNG")
+        some = f" of the first {MOST} of {len(answered)} images" if len(answered) > MOST else ""
+        print(f"{explain}: what the network saw{some}", file=sys.stderr)
     return len(answered) == len(found)
 
 
 def _find(name: str, where: Path) -> list[str]:
-    """The files that a name stands for."""
-    if name == STDIN or not (where / name).is_dir():
+    """The files that a name stands for; of a folder that has none, the folder."""
+    if name in {STDIN, ""} or not (where / name).is_dir():
         return [name]
     files = (Path(name) / file.relative_to(where / name) for file in (where / name).rglob("*") if file.is_file())
-    found = sorted(str(file) for file in files if file.suffix.lower() in SUFFIXES)
-    if not found:
-        raise TenfoldError(f"{name}: no images in this folder ({', '.join(sorted(SUFFIXES))})")
-    return found
+    return sorted(str(file) for file in files if file.suffix.lower() in SUFFIXES) or [name]
 
 
 def _ask(classifier: Any, name: str, where: Path, top_k: int) -> Iterator[Prediction]:
+    if name and (where / name).is_dir():
+        yield Prediction(name, error=f"no images in this folder ({', '.join(sorted(SUFFIXES))})")
+        return
     try:
-        content = sys.stdin.buffer.read() if name == STDIN else (where / name).read_bytes()
+        content = sys.stdin.buffer.read() if name == STDIN else (where / name).read_bytes() if name else b""
     except OSError as error:
         yield Prediction(name, error=error.strerror or str(error))
         return
@@ -96,7 +101,7 @@ def _ask(classifier: Any, name: str, where: Path, top_k: int) -> Iterator[Predic
     except Exception as error:
         if type(error).__name__ != "Refused":  # of the model's own code
             raise
-        yield Prediction(name, error=str(error).removeprefix("inputs[0] "))
+        yield Prediction(name, error=str(error).removeprefix("inputs[0] ").partition(ADVICE)[0])
         return
     for number, answer in enumerate(answers):
         yield Prediction(name if len(answers) == 1 else f"{name}[{number}]", answer, content=content)

@@ -67,7 +67,7 @@ def model_folder(model_uri: str) -> Path:
     try:
         store.client()
         return Path(mlflow.artifacts.download_artifacts(model_uri))
-    except (MlflowException, OSError) as error:
+    except (MlflowException, OSError, ValueError) as error:  # ValueError: an address that it does not understand
         reason = error.message if isinstance(error, MlflowException) else error
         raise TenfoldError(
             f"{model_uri}: there is no such model in {store.tracking_uri()} ({reason}). Make one: dvc repro"

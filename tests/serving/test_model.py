@@ -77,7 +77,7 @@ def test_params(served: PyFuncModel, images: npt.NDArray[np.uint8]) -> None:
         ({"top_k": True}, "params.top_k is a boolean"),
         ({"top_k": "3"}, "params.top_k is a string"),
         ({"return": "everything"}, "params.return is 'everything', not one of full, label, seen"),
-        ({"top_n": 3}, "params.top_n is unknown; there are top_k, return"),
+        ({"top_n": 3}, "params has 'top_n', which is unknown; there are top_k, return"),
     ],
 )
 def test_params_that_are_refused(

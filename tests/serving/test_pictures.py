@@ -76,6 +76,16 @@ def turned(image: Image.Image) -> Image.Image:
     return lying
 
 
+def framed(image: Image.Image) -> Image.Image:
+    """In a black frame, beside the dark edge of a table, with dust."""
+    sheet = np.full((400, 400), 215.0)
+    sheet[150:300, 120:270] -= 170 * (np.asarray(image.resize((150, 150))) / 255)
+    sheet[40:46, 60:66] = 40
+    sheet[360:] = 60
+    sheet[:3] = sheet[-3:] = sheet[:, :3] = sheet[:, -3:] = 0
+    return Image.fromarray(sheet.clip(0, 255).astype(np.uint8))
+
+
 WAYS: dict[str, Callable[[Image.Image], Image.Image]] = {
     "dark on light": inverted,
     "large": lambda image: image.resize((2000, 2000)),
@@ -83,6 +93,9 @@ WAYS: dict[str, Callable[[Image.Image], Image.Image]] = {
     "elsewhere": lambda image: image.transform(image.size, Image.Transform.AFFINE, (1, 0, 40, 0, 1, -50)),
     "faint": lambda image: image.point(lambda value: 120 + value // 5),
     "on paper": on_paper,
+    "framed": framed,
+    "28x28, in a corner": lambda image: image.resize((18, 18), Image.Resampling.BOX).crop((0, 0, 28, 28)),
+    "28x28, dim": lambda image: image.resize((28, 28), Image.Resampling.BOX).point(lambda value: value // 4),
     "in colour": in_colour,
     "black on nothing": lambda image: transparent(image, 0),
     "white on nothing": lambda image: transparent(image, 255),
@@ -96,7 +109,7 @@ WAYS: dict[str, Callable[[Image.Image], Image.Image]] = {
 def test_the_same_digit_however_it_is_pictured(way: Callable[[Image.Image], Image.Image]) -> None:
     expected, found = seen(drawn()).astype(int), seen(way(drawn())).astype(int)
     assert expected.max() > 240
-    assert np.abs(found - expected).mean() < 14, "of 255"
+    assert np.abs(found - expected).mean() < 18, "of 255"
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.88
 
 
@@ -150,6 +163,10 @@ def test_folders_are_resized_as_in_training() -> None:
     np.testing.assert_array_equal(found[0], decode(base64.b64decode(encoded(image)), (16, 16), 3).pixels)
 
 
+def test_specks_around_nothing_are_answered() -> None:
+    assert seen(Image.fromarray(SPECKS)).max() > 200
+
+
 def test_a_data_url() -> None:
     text = encoded(drawn())
     np.testing.assert_array_equal(
@@ -157,8 +174,14 @@ def test_a_data_url() -> None:
     )
 
 
+SPECKS = np.full((64, 64), 255, np.uint8)
+SPECKS[[29, 31, 30, 30, 29], [30, 30, 29, 31, 31]] = 0
+SHEET = np.full((300, 300), 50, np.uint8)
+SHEET[60:150, 70:160] = 230
 REFUSED = {
+    "28x28 of 0 and 1": (encoded(drawn().resize((28, 28)).point(lambda value: value // 128)), "shows nothing"),
     "blank": (encoded(Image.new("L", (99, 99), 200)), "shows nothing"),
+    "a sheet on a table": (encoded(Image.fromarray(SHEET)), "shows no single character"),
     "nearly blank": (encoded(Image.effect_noise((99, 99), 4)), "shows nothing"),
     "transparent": (encoded(Image.new("RGBA", (99, 99))), "shows nothing"),
     "no base64": ("not base64!", "is a string, but no base64"),
@@ -175,5 +198,5 @@ REFUSED = {
 def test_refused(classifier: Classifier, text: str, message: str) -> None:
     with pytest.raises(Refused, match=message) as caught:
         classifier.answer([encoded(drawn()), text])
-    assert str(caught.value).startswith("inputs[1] is" if "nothing" not in message else "inputs[1] shows")
-    assert len(str(caught.value)) < 200
+    assert str(caught.value).startswith("inputs[1] shows" if "shows" in message else "inputs[1] is")
+    assert len(str(caught.value)) < 250

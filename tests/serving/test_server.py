@@ -20,6 +20,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
 PROJECT = Path(__file__).parents[2]
 Check = Callable[[list[dict[str, Any]], int], None]
@@ -142,8 +143,20 @@ BAD: dict[str, tuple[bytes, str | None, int, str]] = {
     "params": (b'{"inputs": [], "params": 3}', "application/json", 400, "params is 3, not an object"),
     "an unknown param": (
         json.dumps({"inputs": [IMAGE], "params": {"top_n": 1}}).encode(),
-        *("application/json", 400, "params.top_n is unknown"),
+        *("application/json", 400, "params has 'top_n', which is unknown"),
     ),
+    "params twice": (
+        b'{"inputs": [], "params": {"top_k": 1, "top_k": 2}}',
+        *("application/json", 400, "the request has 'top_k' twice"),
+    ),
+    "a lone surrogate": (
+        json.dumps({"inputs": [IMAGE], "params": {"\ud800": 1}}).encode(),
+        *("application/json", 400, "params has "),
+    ),
+    "a param of the type": (b"{}", "application/json; return=label", 415, "the header Content-Type is"),
+    "a long number": (b"", "application/x-npy; top_k=" + "9" * 5000, 400, "params.top_k is a string"),
+    "a charset that is a number": (b"{}", "application/json; charset=8", 415, "the header Content-Type is"),
+    "many lists": (b'{"inputs": [' + b"[]," * 20_000 + b"[]]}", "application/json", 400, "inputs has 20,001 images"),
     "100 MB": (b'{"inputs": [' + b" " * 100_000_000, "application/json", 413, "the request has 100,000,012 bytes"),
     "a table": (b"a,b\n1,2\n", "text/csv", 415, "the header Content-Type is 'text/csv', not application/json"),
     "a form": (b"inputs=1", None, 415, "the header Content-Type is 'application/x-www-form-urlencoded'"),
@@ -188,6 +201,26 @@ def test_many_clients_at_once(server: str, images: npt.NDArray[np.uint8], check:
             check(answer["predictions"], 9)
 
 
+def test_others_are_answered_while_a_large_picture_is_taken_apart(
+    server: str, images: npt.NDArray[np.uint8], check: Check
+) -> None:
+    file = io.BytesIO()
+    picture = Image.new("1", (6900, 6900), 1)
+    picture.paste(0, (3000, 2000, 3600, 5000))
+    picture.save(file, "TIFF", compression="group4")
+    large = base64.b64encode(file.getvalue()).decode()
+    with ThreadPoolExecutor(1) as other:
+        answered = other.submit(ask, server, {"inputs": [large]})
+        status, answer = ask(server, {"inputs": images[:1, 0].tolist()})
+        assert not answered.done(), "it waited for it"
+        assert status == 200
+        check(answer["predictions"], 1)
+        assert answered.result()[0] == 200
+    status, answer = ask(server, {"inputs": [large, large]})
+    assert status == 400
+    assert "at most 50,000,000 pixels are decoded at once" in answer["message"]
+
+
 def test_health(server: str) -> None:
     for path in ("ping", "health"):
         with urlopen(f"{server}/{path}", timeout=30) as answer:
@@ -205,6 +238,6 @@ def test_the_page_may_load_nothing_and_knows_the_model(server: str) -> None:
     assert about["pictures"] == "handwriting"
     assert about["classes"][7] == "seven"
     for path, method in (("nothing", "GET"), ("invocations", "GET"), ("model", "POST")):
-        with pytest.raises(HTTPError, match="40[45]") as raised:
+        with pytest.raises(HTTPError, match=r"40[45]") as raised:
             urlopen(Request(f"{server}/{path}", method=method), timeout=30)
         assert "ask POST /invocations" in json.load(raised.value)["message"]

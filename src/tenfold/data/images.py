@@ -90,7 +90,7 @@ def decode_upright(content: bytes, longest: int) -> Image.Image:
         return plain
 
 
-def probe(file: str | Path) -> tuple[int, int, bool]:
+def probe(file: str | Path | BytesIO) -> tuple[int, int, bool]:
     """Height and width of an image, and whether it has colour, from its header.
 
     Raises:

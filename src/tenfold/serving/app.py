@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
@@ -22,9 +24,6 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The page may load nothing, and ask only its own server."""
-SHORT = 64 * 1024
-"""Bytes of a request that is answered at once; a thread for it would take longer than the answer."""
-
 Respond = Callable[[Any, bytes, str | None], tuple[HTTPStatus, str]]
 
 
@@ -43,14 +42,23 @@ def make(classifier: Any, respond: Respond, name: str) -> Starlette:
         "pictures": "handwriting" if classifier.handwriting else "resize",
     }
 
+    # Not as many as there are requests: each may take a picture apart.
+    workers = ThreadPoolExecutor(2 + (os.cpu_count() or 1))
+
     async def invocations(request: Request) -> Response:
-        body = await _body(request)
+        try:
+            body = await _body(request)
+        except ClientDisconnect:
+            return Response()  # nobody is there to read it
         if isinstance(body, int):
             return _json(*too_large(body))
+        if request.headers.get("content-encoding", "identity") != "identity":
+            return _json(
+                *refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the request is packed (Content-Encoding); send it as it is")
+            )
         content_type = request.headers.get("content-type")
-        if len(body) <= SHORT:
-            return _json(*respond(classifier, body, content_type))
-        return _json(*await run_in_threadpool(respond, classifier, body, content_type))
+        loop = asyncio.get_running_loop()
+        return _json(*await loop.run_in_executor(workers, respond, classifier, body, content_type))
 
     async def page(request: Request) -> Response:
         headers = {

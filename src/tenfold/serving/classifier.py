@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,8 @@ FORMATS = (1, 2)
 """Versions of the ONNX file's names and metadata that this file reads; the first says nothing of pictures."""
 CHUNK = 64
 """Images that one thread takes at a time: their feature maps stay in its cache."""
-MOST_BYTES = 1 << 24
-"""Of pixels in one request: 21,399 images of MNIST."""
+MOST_BYTES = 1 << 23
+"""Of pixels in one request: 10,699 images of MNIST."""
 PARAMS = ("top_k", "return")
 FORMS = ("full", "label", "seen")
 """What an answer may be: everything; the label alone; everything, and the picture that the network saw."""
@@ -66,14 +67,15 @@ class Classifier:
         Raises:
             Refused: the request is not as described; the message names the first place that is not, and why.
         """
-        return self._answer(self.pixels(inputs), params or {})
+        wanted = _check(params or {}, len(self.classes))
+        return self._answer(self.pixels(inputs), *wanted)
 
     def answer_npy(self, content: bytes, params: dict[str, Any]) -> list[Any]:
         """Classify the images of a NumPy file: see `answer` and `from_npy`."""
-        return self._answer(_limited([from_npy(content, self.shape, 0)]), params)
+        wanted = _check(params, len(self.classes))
+        return self._answer(self._limited([from_npy(content, self.shape, 0)]), *wanted)
 
-    def _answer(self, pixels: npt.NDArray[np.uint8], params: dict[str, Any]) -> list[Any]:
-        top_k, form = _check(params, len(self.classes))
+    def _answer(self, pixels: npt.NDArray[np.uint8], top_k: int, form: str) -> list[Any]:
         logits = self.logits(pixels)
         labels: list[int] = logits.argmax(axis=1).tolist()
         if form == "label":
@@ -102,18 +104,26 @@ class Classifier:
         """
         if not isinstance(inputs, list) or not inputs:
             raise Refused(f"inputs is {name(inputs)}, not a list of images. {advise(self.shape)}")
+        self._limit(len(inputs))
         if not any(isinstance(image, str) for image in inputs):
             if is_one_image(inputs, self.shape):
                 raise Refused(f"inputs is one image, not a list of images: send [image]. {advise(self.shape)}")
-            return _limited([to_pixels(inputs, self.shape)])
-        return _limited(
-            [
-                pictures.read(image, self.shape, self.handwriting, number)
-                if isinstance(image, str)
-                else to_pixels([image], self.shape, number)
-                for number, image in enumerate(inputs)
-            ]
-        )
+            return to_pixels(inputs, self.shape)
+        budget, parts = pictures.Budget(), []
+        for number, image in enumerate(inputs):
+            if isinstance(image, str):
+                parts.append(pictures.read(image, self.shape, self.handwriting, number, budget))
+            else:
+                parts.append(to_pixels([image], self.shape, number))
+        return self._limited(parts)
+
+    def _limited(self, parts: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        self._limit(sum(map(len, parts)))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _limit(self, images: int) -> None:
+        if images > (most := max(1, MOST_BYTES // math.prod(self.shape))):
+            raise Refused(f"inputs has {images:,} images; at most {most:,} are taken at once: send fewer")
 
     def logits(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """What the network says of images uint8 [N, C, H, W]: float32 [N, K]."""
@@ -137,17 +147,9 @@ def _check(params: dict[str, Any], classes: int) -> tuple[int, str]:
     """`top_k` and `return` of a request."""
     top_k, form = params.get("top_k", 0), params.get("return", FORMS[0])
     if unknown := sorted(set(params).difference(PARAMS)):
-        raise Refused(f"params.{unknown[0]:.50} is unknown; there are {', '.join(PARAMS)}")
+        raise Refused(f"params has {unknown[0]!r:.50}, which is unknown; there are {', '.join(PARAMS)}")
     if type(top_k) is not int or not 0 <= top_k <= classes:
         raise Refused(f"params.top_k is {name(top_k)}, not a whole number from 0 (all) to {classes}")
     if form not in FORMS:
         raise Refused(f"params.return is {form!r:.50}, not one of {', '.join(FORMS)}")
     return top_k, form
-
-
-def _limited(parts: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-    if (found := sum(part.nbytes for part in parts)) > MOST_BYTES:
-        raise Refused(
-            f"inputs has {found:,} bytes of pixels; at most {MOST_BYTES:,} are taken at once: send fewer images"
-        )
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

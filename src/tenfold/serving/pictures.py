@@ -17,10 +17,20 @@ from .pixels import Refused, Shape, from_npy
 
 Float = npt.NDArray[np.float32]
 
+MOST_PIXELS = 50_000_000
+"""Of image files in one request, as they are."""
 LONGEST = 512
 """Pixels of the longer side at which handwriting is looked at."""
 FAINTEST = 25.0
 """Smallest difference between ink and ground, of 255."""
+CLEARLY = 1.5
+"""So many times as strong is no chance."""
+LIGHT = 200
+"""The lightest pixel of the data sets' own images is lighter."""
+SOLID = 0.65
+"""No character of the data sets fills so much of its box, unless it is narrow."""
+GRID = 64
+"""Cells of the longer side at which parts of a picture are told apart."""
 FAINT = 0.3
 """What is fainter than so much of the usual stroke belongs to the ground."""
 SMALL = 32
@@ -37,7 +47,29 @@ class Handwriting(NamedTuple):
     by_mass: bool
 
 
-def read(text: str, shape: Shape, way: Handwriting | None, number: int) -> npt.NDArray[np.uint8]:
+class Budget:
+    """Pixels of files that one request may still have decoded: a small file may hold very many."""
+
+    def __init__(self) -> None:
+        self.left = MOST_PIXELS
+
+    def take(self, content: bytes) -> None:
+        """Pay for an image.
+
+        Raises:
+            images.BadImageError: there is no more, or it is no image.
+        """
+        height, width, _ = images.probe(io.BytesIO(content))
+        self.left -= height * width
+        if self.left < 0:
+            raise images.BadImageError(
+                f"is too large, or comes after others that are: at most {MOST_PIXELS:,} pixels are decoded at once"
+            )
+
+
+def read(
+    text: str, shape: Shape, way: Handwriting | None, number: int, budget: Budget | None = None
+) -> npt.NDArray[np.uint8]:
     """A file as a request holds it.
 
     Args:
@@ -46,6 +78,7 @@ def read(text: str, shape: Shape, way: Handwriting | None, number: int) -> npt.N
         shape: C, H, W of the model's images.
         way: how handwriting is made like that of the training images; None: resized and cut, as folders are.
         number: its place in the request.
+        budget: of the request; None: one for this file.
 
     Returns:
         uint8 [N, C, H, W].
@@ -60,6 +93,7 @@ def read(text: str, shape: Shape, way: Handwriting | None, number: int) -> npt.N
     if content.startswith(NPY):
         return from_npy(content, shape, number)
     try:
+        (budget or Budget()).take(content)
         if way is None:
             return images.decode(content, shape[1:], shape[0]).pixels[None]
         return write_like(images.decode_upright(content, LONGEST), shape, way)[None]
@@ -84,19 +118,23 @@ def write_like(image: Image.Image, shape: Shape, way: Handwriting) -> npt.NDArra
     Raises:
         images.BadImageError: it shows nothing.
     """
-    if image.mode == "L" and image.size == shape[:0:-1] and _fits(image, way.box):
-        return np.asarray(image)[None]  # one of the data set's own
+    if image.mode == "L" and image.size == shape[:0:-1] and _is_own(np.asarray(image), way):
+        return np.asarray(image)[None]
     ink = _ink(image)
     values = np.asarray(ink, np.float32)
     mask = values > _otsu(ink.histogram())
     if min(mask.shape) > 2 * way.box:  # specks; in a small picture, a dot may be a part of the character
-        cleaned = np.asarray(Image.fromarray(mask).convert("L").filter(ImageFilter.MedianFilter(3))) > 0
-        mask = cleaned if cleaned.any() else mask
+        cleaned = mask & (np.asarray(Image.fromarray(mask).convert("L").filter(ImageFilter.MedianFilter(3))) > 0)
+        mask = _character(cleaned if cleaned.any() else mask)
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     level = np.median(values[mask])
     strokes = np.where(values < FAINT * level, 0, np.minimum(values / level, 1)).astype(np.float32)
     character = strokes[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     scaled = _scale(character, way.box)
+    if scaled.mean() > SOLID and min(scaled.shape) > way.box / 2:
+        raise images.BadImageError(
+            "shows no single character: a block of it stands out, as a shadow or the edge of a sheet does. Crop it"
+        )
     return (_centre(scaled, shape[1:], way.by_mass) * 255).round().astype(np.uint8)[None]
 
 
@@ -107,10 +145,57 @@ def to_png(pixels: npt.NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def _fits(image: Image.Image, box: int) -> bool:
-    """Whether all that is not black lies in a box of that size."""
-    found = image.getbbox()
-    return found is not None and max(found[2] - found[0], found[3] - found[1]) <= box < max(image.size)
+def _is_own(pixels: npt.NDArray[np.uint8], way: Handwriting) -> bool:
+    """Whether it lies as the data set's own images do, and is as light."""
+    found = Image.fromarray(pixels).getbbox()
+    if found is None or pixels.max() < LIGHT:
+        return False
+    left, top, right, bottom = found
+    if max(right - left, bottom - top) != way.box or way.box == max(pixels.shape):
+        return False
+    character = pixels[top:bottom, left:right].astype(np.float32)
+    return _place(character, pixels.shape, way.by_mass) == (top, left)
+
+
+def _character(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The mask without what lies at the edge of the picture (a table, a frame) or far off and small (dust)."""
+    small = Image.fromarray(mask).convert("L")
+    small.thumbnail((GRID, GRID), Image.Resampling.BOX)
+    cells = np.asarray(small) > 0
+    parts = _components(cells)
+    height, width = cells.shape
+    boxes = [(*part.min(axis=0), *part.max(axis=0)) for part in parts]
+    at_edge = [min(box[:2]) == 0 or box[2] == height - 1 or box[3] == width - 1 for box in boxes]
+    sides = [max(box[2] - box[0], box[3] - box[1]) + 1 for box in boxes]
+    inside = [index for index, edge in enumerate(at_edge) if not edge and sides[index] > GRID / 16]
+    kept = inside or list(range(len(parts)))
+    main = max(kept, key=lambda index: len(parts[index]))
+    reach = sides[main] / 2
+    keep = np.zeros_like(cells)
+    for index in kept:
+        gaps = np.maximum(np.array(boxes[index][:2]) - boxes[main][2:], np.array(boxes[main][:2]) - boxes[index][2:])
+        if len(parts[index]) * 10 > len(parts[main]) or gaps.max() < reach / 2:
+            keep[tuple(parts[index].T)] = True
+    whole = Image.fromarray(keep).convert("L").resize(mask.shape[::-1], Image.Resampling.NEAREST)
+    near = np.asarray(whole.filter(ImageFilter.MaxFilter(3))) > 0
+    return mask & near
+
+
+def _components(cells: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int_]]:
+    """The parts that hang together, corners included: the places of each, [N, 2]."""
+    left = {(int(row), int(column)) for row, column in np.argwhere(cells)}
+    parts = []
+    while left:
+        waiting = [left.pop()]
+        part = list(waiting)
+        while waiting:
+            row, column = waiting.pop()
+            near = {(row + down, column + right) for down in (-1, 0, 1) for right in (-1, 0, 1)} & left
+            left -= near
+            waiting += near
+            part += near
+        parts.append(np.array(part))
+    return parts
 
 
 def _ink(image: Image.Image) -> Image.Image:
@@ -135,14 +220,12 @@ def _stand_out(band: Image.Image) -> tuple[float, Image.Image]:
     sides = (values[:edge], values[-edge:], values[:, :edge], values[:, -edge:])
     ground = float(np.median(np.concatenate([side.ravel() for side in sides])))
     darkest, lightest = _range(band)
-    darker, lighter = ground - darkest, lightest - ground
-    ways = []
-    if lighter < 1.5 * darker:
-        ways.append(_without_ground(ImageChops.invert(band)))
-    if darker < 1.5 * lighter or not ways:
-        ways.append(_without_ground(band))  # both, if the light is so uneven that the edge tells little
+    ways = [_without_ground(ImageChops.invert(band)), _without_ground(band)]
     strengths = [_range(ink)[1] for ink in ways]
-    best = int(np.argmax(strengths))
+    if max(strengths) < CLEARLY * min(strengths):  # a hole stands out from its strokes as much as they do
+        best = int(lightest - ground > ground - darkest)
+    else:
+        best = int(np.argmax(strengths))
     return strengths[best], ways[best]
 
 
@@ -218,9 +301,16 @@ def _thicken(strokes: Float) -> Float:
     return np.asarray(wide, np.float32) / np.float32(255)
 
 
-def _centre(character: Float, size: tuple[int, int], by_mass: bool) -> Float:
+def _centre(character: Float, size: tuple[int, ...], by_mass: bool) -> Float:
     """The character on black, [H, W], in the middle as the data set has it."""
+    top, left = _place(character, size, by_mass)
     result = np.zeros(size, np.float32)
+    result[top : top + character.shape[0], left : left + character.shape[1]] = character
+    return result
+
+
+def _place(character: Float, size: tuple[int, ...], by_mass: bool) -> tuple[int, int]:
+    """Where the character's upper left corner comes to lie."""
     places = []
     for axis, (room, side) in enumerate(zip(size, character.shape, strict=True)):
         place = (room - side + 1) // 2
@@ -228,6 +318,4 @@ def _centre(character: Float, size: tuple[int, int], by_mass: bool) -> Float:
             profile = character.sum(axis=1 - axis)
             place = int(np.ceil(room / 2 - (profile * (np.arange(side) + 0.5)).sum() / profile.sum()))
         places.append(min(max(place, 0), room - side))
-    top, left = places
-    result[top : top + character.shape[0], left : left + character.shape[1]] = character
-    return result
+    return places[0], places[1]

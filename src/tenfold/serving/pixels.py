@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from contextlib import suppress
+from tokenize import TokenError
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -65,19 +67,24 @@ def from_npy(content: bytes, shape: Shape, number: int) -> npt.NDArray[np.uint8]
     Raises:
         Refused: it is damaged or holds something else.
     """
-    advice = f"Save an array uint8 [N, {', '.join(map(str, shape if shape[0] > 1 else shape[1:]))}], not scaled"
+    wanted = shape if shape[0] > 1 else shape[1:]
+    advice = f"Save an array uint8 [N, {', '.join(map(str, wanted))}], not scaled"
     file = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         size, column_major, dtype = read_header[version](file)
-        if dtype != np.uint8 or size[1:] not in (shape, shape[1:] if shape[0] == 1 else shape) or not size[0]:
-            raise Refused(f"inputs[{number}] is a NumPy file of {dtype} {_by(size)}. {advice}")
-        flat = np.frombuffer(content, np.uint8, offset=file.tell())
-        pixels = flat.reshape(size, order="F" if column_major else "C")
-    except (ValueError, KeyError, EOFError) as error:  # not trusted: no pickle, no size but that of the content
-        raise Refused(f"inputs[{number}] is a damaged NumPy file ({error}). {advice}") from None
-    return _not_scaled(pixels.reshape(-1, *shape), shape, number)
+    except (ValueError, KeyError, TypeError, EOFError, SyntaxError, TokenError, MemoryError, RecursionError) as error:
+        raise Refused(f"inputs[{number}] is a damaged NumPy file ({error!s:.80}). {advice}") from None
+    if dtype != np.uint8 or size[1:] not in (wanted, shape) or any(type(side) is not int or side < 1 for side in size):
+        raise Refused(f"inputs[{number}] is a NumPy file of {dtype!s:.40} {_by(size):.40}. {advice}")
+    found, expected = len(content) - file.tell(), math.prod(size)
+    if found != expected:
+        raise Refused(
+            f"inputs[{number}] is a damaged NumPy file ({found} bytes after the header, not {expected:.4g}). {advice}"
+        )
+    flat = np.frombuffer(content, np.uint8, offset=file.tell())
+    return _not_scaled(flat.reshape(size, order="F" if column_major else "C").reshape(-1, *shape), shape, number)
 
 
 def advise(shape: Shape) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from http import HTTPStatus
 from typing import Any
 
 from .classifier import Classifier
 from .pixels import Refused, name
 
-LARGEST = 64 * 1024 * 1024
+LARGEST = 32 * 1024 * 1024
 """Bytes of a request."""
 KEYS = ("inputs", "params")
 JSON, NPY = "application/json", "application/x-npy"
@@ -28,8 +29,9 @@ def respond(classifier: Classifier, body: bytes, content_type: str | None) -> tu
         200 and `{"predictions": [...]}`; or 400, 413 or 415 and `{"error_code": ..., "message": ...}`, a sentence.
     """
     mime, *details = (part.strip() for part in (content_type or "").split(";"))
-    params: dict[str, Any] = dict(_pair(detail) for detail in details)
-    if mime.lower() not in {JSON, NPY} or params.pop("charset", "utf-8").lower() != "utf-8":
+    params: dict[str, Any] = dict(_pair(detail) for detail in details if detail)
+    npy, charset = mime.lower() == NPY, str(params.pop("charset", "utf-8"))
+    if not (npy or mime.lower() == JSON) or charset.lower() not in {"utf-8", "utf8"} or (params and not npy):
         found = repr(content_type[:100]) if content_type else "missing"
         return refuse(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the header Content-Type is {found}, not {JSON} (in UTF-8) or {NPY}"
@@ -37,7 +39,6 @@ def respond(classifier: Classifier, body: bytes, content_type: str | None) -> tu
     if len(body) > LARGEST:
         return too_large(len(body))
     try:
-        npy = mime.lower() == NPY
         predictions = classifier.answer_npy(body, params) if npy else classifier.answer(*_parse(body))
     except Refused as error:
         return refuse(HTTPStatus.BAD_REQUEST, str(error))
@@ -55,20 +56,21 @@ def too_large(found: int) -> tuple[HTTPStatus, str]:
 def refuse(status: HTTPStatus, message: str) -> tuple[HTTPStatus, str]:
     """An answer without predictions."""
     code = "INVALID_PARAMETER_VALUE" if status == HTTPStatus.BAD_REQUEST else status.name
-    return status, json.dumps({"error_code": code, "message": message}, ensure_ascii=False)
+    return status, json.dumps({"error_code": code, "message": message})
 
 
 def _pair(detail: str) -> tuple[str, Any]:
     """A parameter of the header; a number if it looks like one."""
     key, _, value = detail.partition("=")
-    return key.strip(), int(value) if value.strip().isdecimal() else value.strip().strip('"')
+    value = value.strip().strip('"')
+    return key.strip().lower(), int(value) if re.fullmatch(r"-?[0-9]{1,9}", value) else value
 
 
 def _parse(body: bytes) -> tuple[Any, dict[str, Any]]:
     """Inputs and params of a request."""
     expected = 'Send {"inputs": [image, ...]}, and "params" if you like'
     try:
-        request = json.loads(body)
+        request = json.loads(body, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise Refused(f"the request is no UTF-8 (byte {error.start}). {expected}") from None
     except RecursionError:
@@ -80,10 +82,20 @@ def _parse(body: bytes) -> tuple[Any, dict[str, Any]]:
         raise Refused(f"the request is {found}, not an object with inputs. {expected}")
     if unknown := sorted(set(request).difference(KEYS)):
         raise Refused(f"the request has {_some(unknown)}, which is unknown. {expected}")
-    params = request.get("params") or {}
-    if not isinstance(params, dict):
+    params = request.get("params")
+    if not isinstance(params, dict | None):
         raise Refused(f"params is {name(params)}, not an object")
-    return request["inputs"], params
+    return request["inputs"], params or {}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; a key that is there twice could be read in two ways."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise Refused(f"the request has {twice!r:.40} twice")
+    return found
 
 
 def _some(keys: Any) -> str:
