@@ -242,8 +242,8 @@ def main() -> None:
     lab.publish(
         "serving",
         f"`benchmarks/serving.py`: {chosen.rounds} fresh processes of each, in turns; {chosen.seconds:g} s of each "
-        f"load. Single images: {CLIENTS} clients with JSON of 28×28 numbers. 256 images: 2 clients, JSON. Compact: 3 clients "
-        "with NumPy files of 1,000 images, labels returned. Clients and server share the cores. Median "
+        f"load. Single images: {CLIENTS} clients with JSON of 28×28 numbers. 256 images: 2 clients, JSON. Compact: 3 "
+        "clients with NumPy files of 1,000 images, labels returned. Clients and server share the cores. Median "
         "(lowest–highest).",
         [
             "",
