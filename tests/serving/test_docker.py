@@ -35,11 +35,11 @@ def test_the_context_serves_in_a_new_environment_without_torch(
     assert sum(file.stat().st_size for file in context.rglob("*") if file.is_file()) < 1_000_000
 
     environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     requirements = str(context / "model_dir/model/requirements.txt")
-    pip = str(environment / "bin/pip")
-    install = [pip, "install", "--quiet", "--disable-pip-version-check", "--requirement", requirements]
-    subprocess.run(install, check=True, env=kept)
+    uv = str(Path(sys.executable).with_name("uv"))  # in seconds, where pip takes a minute
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True, env=kept)
+    python = str(environment / "bin/python")
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "-r", requirements], check=True, env=kept)
     installed = {path.name for path in (environment / "lib").glob("python*/site-packages/*")}
     assert "onnxruntime" in installed
     assert not {"torch", "torchvision", "pytorch_lightning", "tenfold"} & installed
