@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from tenfold.serving import pictures
 from tenfold.serving.classifier import Classifier
-from tenfold.serving.pictures import Handwriting
+from tenfold.serving.handwriting import Handwriting
 from tenfold.serving.pixels import Refused
 
 SHAPE = (1, 28, 28)

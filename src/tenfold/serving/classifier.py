@@ -18,6 +18,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from . import pictures
+from .handwriting import Handwriting
 from .pixels import Refused, Shape, advise, from_npy, is_one_image, name, to_pixels
 
 FORMATS = (1, 2)
@@ -45,7 +46,7 @@ class Classifier:
         self.classes: list[str] = json.loads(notes["tenfold.classes"])
         self.shape: Shape = tuple(json.loads(notes["tenfold.image_shape"]))
         way = json.loads(notes.get("tenfold.handwriting", "null"))
-        self.handwriting = pictures.Handwriting(**way) if way else None
+        self.handwriting = Handwriting(**way) if way else None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(cores) if cores > 1 else None
 

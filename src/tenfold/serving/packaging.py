@@ -31,6 +31,7 @@ FILES = tuple(
     for name in (
         "data/images.py",
         "serving/classifier.py",
+        "serving/handwriting.py",
         "serving/pictures.py",
         "serving/pixels.py",
         "serving/protocol.py",
