@@ -39,7 +39,8 @@ def test_the_context_serves_in_a_new_environment_without_torch(
     uv = str(Path(sys.executable).with_name("uv"))  # in seconds, where pip takes a minute
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True, env=kept)
     python = str(environment / "bin/python")
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "-r", requirements], check=True, env=kept)
+    install = [uv, "pip", "install", "--quiet", "--system-certs", "--python", python, "-r", requirements]
+    subprocess.run(install, check=True, env=kept)
     installed = {path.name for path in (environment / "lib").glob("python*/site-packages/*")}
     assert "onnxruntime" in installed
     assert not {"torch", "torchvision", "pytorch_lightning", "tenfold"} & installed

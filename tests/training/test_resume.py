@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -187,12 +188,16 @@ def test_ctrl_c_then_dvc_repro_goes_on(pipeline: Pipeline) -> None:
     lock, expected, runs = checkout.read("dvc.lock"), sha256(checkout), set(checkout.runs("tenfold"))
     with untrained(checkout):
         started = Started(checkout, "dvc", "repro", "--downstream", "train")
-        started.wait_for("epoch 2/")
         stage = started.wait_for_stage()
+        resumable = checkout.root / resume.FOLDERS
+        while not list(resumable.glob("*/*-last.ckpt")):
+            assert stage.is_running(), started.output()
+            time.sleep(0.005)
         stage.suspend()
+        assert "epoch 4/" not in started.output(), "the training was over before it could be suspended"
         assert "another process is at this very training" in checkout.tenfold("train", status=1)
+        os.killpg(started.process.pid, signal.SIGINT)  # comes to the stage when that goes on: no epoch can end before
         stage.resume()
-        os.killpg(started.process.pid, signal.SIGINT)
         assert psutil.wait_procs([stage], timeout=5)[0], "the stage takes more than 5 s to end"
         assert started.process.wait(30) != 0
         assert "Running stage 'evaluate'" not in started.output()
@@ -203,4 +208,4 @@ def test_ctrl_c_then_dvc_repro_goes_on(pipeline: Pipeline) -> None:
     assert sha256(checkout) == expected
     assert checkout.read("dvc.lock") == lock
     assert len(set(checkout.runs("tenfold")) - runs) == 1
-    assert not [path for path in (checkout.root / ".tenfold/resume").iterdir() if path.is_dir()]
+    assert not [path for path in resumable.iterdir() if path.is_dir()]
