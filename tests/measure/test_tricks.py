@@ -13,6 +13,7 @@ from tenfold.errors import TenfoldError
 from tenfold.measure import cells, table
 from tenfold.measure.cells import Cell
 from tenfold.params import Params
+from tenfold.tracking import provenance
 from tests.checkout import PROJECT, Checkout, Pipeline
 
 SHIPPED = Params.load(PROJECT / "params.yaml")
@@ -137,6 +138,7 @@ def test_trainings_are_measured_once_recorded_and_one_that_fails_is_told(checkou
     runs = [client.get_run(run) for run in checkout.runs("tenfold-tricks")]
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert [run.info.status for run in parents] == ["FINISHED", "FINISHED"]
+    assert all(provenance.is_gone(run.data.tags[provenance.PROCESS]) for run in runs)  # `runs.tidy` ends such a run
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parents[-1].info.run_id]
     assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "FINISHED", "FINISHED"]
     (cyclic,) = [run for run in children if run.data.tags["tenfold.trick"] == "cyclic rate"]

@@ -195,7 +195,14 @@ class _Recorder:
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-        tags = {MLFLOW_PARENT_RUN_ID: self.parent, "tenfold.trick": trial.cell.name, "tenfold.table": trial.cell.table}
+        from tenfold.tracking import provenance
+
+        tags = {
+            MLFLOW_PARENT_RUN_ID: self.parent,
+            provenance.PROCESS: provenance.process(),
+            "tenfold.trick": trial.cell.name,
+            "tenfold.table": trial.cell.table,
+        }
         run = self.client.create_run(
             self.experiment, tags=tags, run_name=f"{trial.cell.table}: {trial.cell.name}, seed {trial.seed}"
         )
@@ -213,10 +220,11 @@ class _Recorder:
 @contextmanager
 def _recorded(cells: Sequence[Cell], seeds: int) -> Iterator[_Recorder]:
     """A parent run in an experiment of its own."""
-    from tenfold.tracking import store
+    from tenfold.tracking import provenance, store
 
     client, experiment = store.client(), store.experiment(EXPERIMENT)
-    parent = client.create_run(experiment, run_name=f"{len(cells)} cells, {seeds} seeds").info.run_id
+    tags = {provenance.PROCESS: provenance.process()}  # a run that a SIGKILL leaves is ended by the next `runs.tidy`
+    parent = client.create_run(experiment, tags=tags, run_name=f"{len(cells)} cells, {seeds} seeds").info.run_id
     status = "FAILED"
     try:
         yield _Recorder(client, experiment, parent)
