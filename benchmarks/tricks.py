@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
+import sys
 
 import lab
 
@@ -20,13 +22,20 @@ def main() -> None:
         if (known := lab.PROJECT / KNOWN).exists():
             (project.root / KNOWN).parent.mkdir(exist_ok=True)
             shutil.copy(known, project.root / KNOWN)
-        print(project.tenfold("tricks", *chosen.names, "--seeds", str(chosen.seeds)), flush=True)
+        command = [sys.executable, "-m", "tenfold", "tricks", *chosen.names, "--seeds", str(chosen.seeds)]
+        try:
+            status = subprocess.run(command, cwd=project.root, env=lab.clean_environment(), check=False).returncode
+        finally:
+            if (project.root / KNOWN).exists():
+                (lab.PROJECT / KNOWN).parent.mkdir(exist_ok=True)
+                shutil.copy(project.root / KNOWN, lab.PROJECT / KNOWN)
         report = project.root / "reports/tricks"
         tables = (report / "tricks.md").read_text(encoding="utf-8")
         text = f"Machine: {lab.machine()}. Trainings of each row: {chosen.seeds}."
         lab.put("tricks", f"{text}\n\n{tables}", lab.PROJECT / "README.md")
         for plot in report.glob("*.png"):
             shutil.copy(plot, lab.PROJECT / "docs" / f"measured_{plot.name}")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

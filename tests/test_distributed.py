@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,7 @@ def history(checkout: Checkout) -> list[dict[str, str]]:
 def test_two_processes_from_dvc_repro(checkout: Checkout, strategy: str) -> None:
     """One run, weights saved once, and metrics over every image exactly once: as one process measures them."""
     before = checkout.runs("tenfold")
-    with changed(checkout, devices=2, strategy=strategy):
+    with changed(checkout, devices=2, strategy=strategy, eval_batch_size=63):  # of 64 images on one, 63 on the other
         output = checkout.run("dvc", "repro", "evaluate", OMP_NUM_THREADS="1")
         measured = json.loads(checkout.read("reports/metrics.json"))["val"]["acc"]
     assert output.count("train: epoch 1/2") == 1
@@ -101,6 +102,25 @@ def test_a_rank_that_dies_ends_all_and_leaves_no_process(checkout: Checkout) -> 
         worker.send_signal(signal.SIGKILL)
         assert training.process.wait(60) != 0
     assert not of_group(training.process.pid)
+
+
+def test_a_rank_that_dies_at_its_start_is_told_of(checkout: Checkout) -> None:
+    with changed(checkout, devices=2), started(checkout) as training:
+        worker = first_child(training.process.pid)
+        worker.send_signal(signal.SIGKILL)
+        assert training.process.wait(60) != 0
+        training.wait_for("terminated with code -9", 5)
+    assert not of_group(training.process.pid)
+
+
+def first_child(pid: int) -> psutil.Process:
+    """The second process of a training, as soon as there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if found := psutil.Process(pid).children():
+            return found[0]
+        time.sleep(0.02)
+    raise AssertionError("no second process")
 
 
 def test_a_port_in_use_is_an_error_and_no_hang(checkout: Checkout) -> None:

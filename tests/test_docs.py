@@ -74,6 +74,7 @@ def test_every_trick_is_explained() -> None:
     for trick, settings in document["tricks"].items():
         for key in settings:
             assert any(key.startswith(name) for name in named) or key in {
+                "against",
                 "train.max_epochs",
                 "model.network",
                 "model.width",

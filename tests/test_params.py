@@ -74,6 +74,12 @@ def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
         (r"devices: 1(\n.*)\n  strategy: auto", r"devices: 2\1\n  strategy: sharded\n  #", None),
         (r"compile: false\n  activation_checkpointing: false", "compile: true\n  activation_checkpointing: true",
          "train: compile .* activation_checkpointing"),
+        (r"start: null\n    learning_rate: null", "start: null\n    learning_rate: 0.1",
+         r"train: swa.learning_rate \(0.1\) would have no effect with swa.start: null"),
+        (r"max: 256", "max: 10000", "tune.batch_size.max: .*less than or equal to 8192; found 10000"),
+        (r"devices: 1(\n.*)\n  strategy: auto\n  precision: auto",
+         r"devices: 2\1\n  strategy: sharded\n  precision: 16-mixed",
+         "train: strategy 'sharded' does not go with precision: 16-mixed"),
         (r"weight_decay: 0.05", "weight_decay: auto", "train.optimizer.weight_decay: auto needs a search"),
         (r"weight_decay: \[0.001", "weight_decay: [0.5", r"tune.search: weight_decay \(.*\) should be two"),
         (r"^train:", "training:", "train: missing"),
@@ -100,6 +106,14 @@ def test_contradiction_of_accelerator_and_precision(tmp_path: Path) -> None:
     )
     with pytest.raises(TenfoldError, match="precision '16-mixed' needs a GPU, and accelerator is 'cpu'"):
         Params.load(path)
+
+
+def test_a_rate_of_swa_that_would_never_be_reached() -> None:
+    document = Params.load(SHIPPED).model_dump(mode="json")
+    document["train"]["schedule"] |= {"name": "cyclic", "interval": "epoch"}
+    document["train"]["swa"] |= {"start": 1, "learning_rate": 0.01}
+    with pytest.raises(TenfoldError, match=r"swa.learning_rate \(0.01\) would have no effect with schedule.interval"):
+        Params.check(document, "this")
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "just text\n"])

@@ -5,12 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +18,7 @@ from mlflow.entities import ViewType
 from ruamel.yaml import YAML
 
 from tests.checkout import Checkout, Pipeline, clean_environment
+from tests.servers import free_port, running
 
 STAGES = ["download", "split", "tune", "train", "evaluate", "export"]
 SLOW = pytest.mark.timeout(600)
@@ -253,33 +249,16 @@ def test_sync_rebuilds_a_lost_store(pipeline: Pipeline, tmp_path: Path) -> None:
     assert int(client.get_model_version_by_alias("tenfold-digits", "champion").version) == 1
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def served(pipeline: Pipeline) -> Iterator[str]:
+def served(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a real `mlflow models serve` of the champion."""
     port, checkout = free_port(), pipeline.checkout
     checkout.tenfold("promote", "1")  # whatever the experiments of other tests have won
-    command = f"mlflow models serve -m models:/tenfold-digits@champion --env-manager local --port {port}"
+    command = f"mlflow models serve -m models:/tenfold-digits@champion --env-manager local --port {port}".split()
     environment = clean_environment() | {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
-    server = subprocess.Popen(command.split(), cwd=checkout.root, env=environment, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            assert server.poll() is None, "the server ended"
-            try:
-                with urllib.request.urlopen(f"{address}/ping", timeout=5):
-                    break
-            except OSError:
-                time.sleep(0.1)
+    address, log = f"http://127.0.0.1:{port}", tmp_path_factory.mktemp("served") / "log"
+    with running(command, f"{address}/ping", checkout.root, environment, log):
         yield address
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
 
 
 def post(address: str, inputs: object) -> list[dict[str, Any]]:

@@ -66,6 +66,37 @@ def test_standard_input_from_another_folder(checkout: Checkout) -> None:
     assert [answer["file"] for answer in json.loads(done.stdout)] == ["-", "3.png"]
 
 
+def test_a_model_in_a_folder_and_names_start_from_where_one_is(checkout: Checkout) -> None:
+    folder = next((checkout.root / "mlruns").rglob("artifacts/model.onnx")).parents[1]
+    elsewhere = checkout.root / "pictures"
+    (elsewhere / "exported").symlink_to(folder)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tenfold", "predict", "0.png", "--model", "exported", "--json"],
+            cwd=elsewhere,
+            env=clean_environment() | {"PYTHONPATH": str(checkout.root / "src")},
+            capture_output=True,
+            check=True,
+        )
+    finally:
+        (elsewhere / "exported").unlink()
+    assert [answer["file"] for answer in json.loads(done.stdout)] == ["0.png"]
+
+
+def test_a_photograph_on_its_side_is_explained_upright(checkout: Checkout) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    lying = Image.open(checkout.root / "pictures/0.png").resize((200, 80)).rotate(90, expand=True)
+    lying.save(checkout.root / "lying.png", exif=exif)
+    checkout.tenfold("predict", "lying.png", "--explain", "seen.png")
+    with Image.open(checkout.root / "seen.png") as sheet:
+        original = np.asarray(sheet.convert("L"))[4:136, 4:136]
+    dark = np.argwhere(original < 128)
+    height, width = np.ptp(dark, axis=0)
+    assert width > height, "it is shown as it is to be held"
+    (checkout.root / "lying.png").unlink()
+
+
 def test_what_has_no_answer_is_named_and_the_others_are_answered(checkout: Checkout) -> None:
     output = checkout.tenfold("predict", "broken.png", "pictures/0.png", "missing.png", status=1)
     assert "error: broken.png: is no image (PNG, JPEG, BMP, TIFF, WEBP)" in output

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
-import socket
-import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +19,8 @@ from ruamel.yaml import YAML
 from tenfold import recipes
 from tenfold.params import describe
 from tenfold.reproduce import check_overrides, flat_names, parse_overrides
-from tests.checkout import PROJECT, Checkout, Pipeline, clean_environment
+from tests.checkout import PROJECT, Pipeline, clean_environment
+from tests.servers import free_port, running
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -51,7 +46,6 @@ NOT_RUN = {
 PARSED = ("dvc exp run ", "mlflow run ")
 """Lines of these are run, in this or a shorter form, by tests/test_pipeline.py; here they are parsed."""
 SERVERS = ("make ui", "make serve", "mlflow models serve ")
-READY_S = 90.0
 
 
 def lines() -> list[str]:
@@ -194,43 +188,6 @@ def as_here(text: str, ports: dict[str, str]) -> str:
     return text.replace("tenfold-mnist", "tenfold-digits")
 
 
-@contextmanager
-def running(checkout: Checkout, command: str, address: str, log: Path, **environment: str) -> Iterator[None]:
-    """A server, from its first answer on; its whole process group ends with the block."""
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            ["bash", "-c", command],
-            cwd=checkout.root,
-            env=clean_environment() | environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + READY_S
-        while True:
-            assert server.poll() is None, f"{command} ended:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"{command} does not answer:\n{log.read_text()}"
-            with suppress(OSError):
-                urllib.request.urlopen(address, timeout=5).close()
-                break
-            time.sleep(0.1)
-        yield
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(10)
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait(10)
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.mark.timeout(600)
 def test_all_other_blocks_run_as_written(pipeline: Pipeline, pictures: None) -> None:
     checkout = pipeline.checkout
@@ -248,17 +205,18 @@ def test_all_other_blocks_run_as_written(pipeline: Pipeline, pictures: None) -> 
 
 
 @pytest.mark.timeout(300)
-def test_the_pages_open(pipeline: Pipeline, tmp_path: Path) -> None:
-    """`make ui`, with the environment that is there in place of `.venv`."""
+@pytest.mark.parametrize(("target", "there"), [("ui", "<title>MLflow</title>"), ("serve", "<canvas")])
+def test_the_pages_open(pipeline: Pipeline, tmp_path: Path, target: str, there: str) -> None:
+    """`make ui` and `make serve`, with the environment that is there in place of `.venv`."""
     checkout, port = pipeline.checkout, free_port()
+    assert any(line.startswith(f"make {target}") for line in lines())
     installed = checkout.root / ".venv" / ".installed"
     installed.parent.mkdir()
+    address, environment = f"http://127.0.0.1:{port}/", clean_environment() | {"PORT": str(port)}
     try:
         installed.touch()
-        command = next(line for line in lines() if line.startswith("make ui"))
-        quick = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # half the time to start
-        with running(checkout, command, f"http://127.0.0.1:{port}/", tmp_path / "log", PORT=port, **quick):
-            pass
+        with running(["make", target], address, checkout.root, environment, tmp_path / "log"):
+            assert there in urllib.request.urlopen(address, timeout=30).read().decode()
     finally:
         installed.unlink(missing_ok=True)
         installed.parent.rmdir()
@@ -267,11 +225,12 @@ def test_the_pages_open(pipeline: Pipeline, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_champion_is_served_and_asked(pipeline: Pipeline, pictures: None, tmp_path: Path) -> None:
     checkout, port = pipeline.checkout, free_port()
-    ports = {"5001": port}
+    ports = {"5001": str(port)}
     command = as_here(next(line for line in lines() if line.startswith("mlflow models serve ")), ports)
     requests = dict.fromkeys(block for block in BLOCKS if "/invocations" in block)
     askings = [as_here(block, ports).replace("/tmp/", f"{tmp_path}/") for block in requests]
-    with running(checkout, command, f"http://127.0.0.1:{port}/ping", tmp_path / "log"):
+    address = f"http://127.0.0.1:{port}/ping"
+    with running(["bash", "-c", command], address, checkout.root, clean_environment(), tmp_path / "log"):
         answer, *others = [json.loads(checkout.run("bash", "-e", "-c", asking)) for asking in askings]
         refused = urllib.request.Request(
             f"http://127.0.0.1:{port}/invocations", b'{"inputs": [[[0.5]]]}', {"Content-Type": "application/json"}

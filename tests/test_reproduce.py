@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tenfold import reproduce
 from tenfold.errors import TenfoldError
 from tenfold.params import describe
 from tenfold.reproduce import flat_names, parse_overrides
-from tests.checkout import Checkout, Pipeline, clean_environment
+from tests.checkout import PROJECT, Checkout, Pipeline, clean_environment
 
 STARTER = "import sys; from tenfold import reproduce; reproduce.PATIENCE_S = 1; reproduce._run(sys.argv[1:])"
 STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -47,6 +49,28 @@ def test_what_is_refused(given: list[str], message: str) -> None:
     with pytest.raises(TenfoldError) as raised:
         parse_overrides(given)
     assert str(raised.value).startswith(message)
+
+
+def test_values_reach_dvc_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any letters, and with what DVC's own syntax would read in another way."""
+    monkeypatch.chdir(PROJECT)
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> int:
+        commands.append(command)
+        return 0
+
+    monkeypatch.setattr(reproduce, "_run", run)
+    folder = "/home/jürgen/写真, of {2}"
+    reproduce.reproduce(["--data_folder", f"'{folder}'", "--max_epochs=3"], None)
+    given = [commands[0][place + 1] for place, part in enumerate(commands[0]) if part == "--set-param"]
+    assert to_hydra_overrides_of(given) == {"data.folder": folder, "train.max_epochs": 3}
+
+
+def to_hydra_overrides_of(given: list[str]) -> dict[str, object]:
+    """As DVC reads what follows `--set-param`."""
+    found = OverridesParser.create().parse_overrides(given)
+    return {override.key_or_group: override.value() for override in found}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

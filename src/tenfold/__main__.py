@@ -10,6 +10,7 @@ import sys
 import traceback
 from contextlib import suppress
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -224,11 +225,14 @@ def predict(
     from tenfold.predict import predict as ask
 
     where: Path = context.obj
-    answered = ask(images, where, model or _champion(), top_k, as_json, where / explain if explain else None)
+    answered = ask(images, where, _model(model, where), top_k, as_json, where / explain if explain else None)
     raise typer.Exit(0 if answered else 1)
 
 
-def _champion() -> str:
+def _model(named: str, where: Path) -> str:
+    """The folder that was named, from where the verb was typed; or the URI; or that of the champion."""
+    if named:
+        return str(where / named) if (where / named).is_dir() else named
     return f"models:/tenfold-{Params.load().data.dataset}@champion"
 
 
@@ -246,6 +250,7 @@ def ui(host: Host = "127.0.0.1", port: Port = 5000) -> None:
 
 @app.command(rich_help_panel=PEOPLE)
 def serve(
+    context: typer.Context,
     model: Model = "",
     host: Host = "127.0.0.1",
     port: Port = 5001,
@@ -253,7 +258,7 @@ def serve(
     """Serve a registered model over HTTP, with a page to draw on."""
     from tenfold.servers import serve_model
 
-    serve_model(model or _champion(), host, port)
+    serve_model(_model(model, context.obj), host, port)
 
 
 @app.command(
@@ -285,6 +290,9 @@ def repro(
 
 def main() -> None:
     """Run a verb. An error is one line, and exit status 1; `--debug` shows where it arose as well."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be of any bytes
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars are for terminals
     try:

@@ -146,7 +146,7 @@ class TuneBatchSize(Section):
         "a timing, so not reproducible."
     )
     min: PositiveInt = Field(description="First batch size tried.")
-    max: PositiveInt = Field(
+    max: Annotated[int, Field(gt=0, le=8192)] = Field(  # Lightning's finder goes no further
         description="Largest batch size; an epoch keeps at least 16 steps too. 256: larger ones learn less per epoch."
     )
 
@@ -355,6 +355,11 @@ class Train(Section):
                 f"swa.start ({self.swa.start}) leaves fewer than 2 of the {self.max_epochs} epochs (max_epochs) to "
                 "average: lower it, train longer, or set it to null"
             )
+        if self.swa.learning_rate is not None and (first is None or self.schedule.interval == "epoch"):
+            other = "swa.start: null" if first is None else "schedule.interval: epoch"
+            raise ValueError(
+                f"swa.learning_rate ({self.swa.learning_rate}) would have no effect with {other}: change one of them"
+            )
         if first is not None and self.ema_decay is not None:
             raise ValueError(
                 f"ema_decay ({self.ema_decay}) and swa.start ({self.swa.start}) are two averages of the same weights: "
@@ -393,8 +398,9 @@ class Train(Section):
         for key, is_on in {
             "swa.start": self.swa.start is not None,
             "ema_decay": self.ema_decay is not None,
-            "gradient_clip_val": self.gradient_clip_val is not None and self.strategy == "sharded",
+            "gradient_clip_val": self.gradient_clip_val is not None and self.strategy in ("sharded", "fsdp"),
             "precision: 64-true": self.precision == "64-true",
+            "precision: 16-mixed": self.precision == "16-mixed" and self.strategy == "sharded",
         }.items():
             if is_on:
                 raise ValueError(f"strategy {self.strategy!r} does not go with {key}: leave one of them out")

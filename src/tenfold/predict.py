@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from tenfold import servers
 from tenfold.errors import TenfoldError
-from tenfold.serving import packaging
 
 STDIN = "-"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".npy"}
@@ -61,8 +60,10 @@ def predict(names: list[str], where: Path, model_uri: str, top_k: int, as_json: 
     if explain and (explain.is_dir() or not explain.parent.is_dir()):
         raise TenfoldError(f"--explain: {explain} cannot be written: it should be a file in a folder that is there")
     files = [found for name in names for found in _find(name, where)]
-    classifier, _ = packaging.load(servers.model_folder(model_uri))
-    found = [prediction for name in files for prediction in _ask(classifier, name, where, top_k)]
+    classifier, _ = servers.load_model(model_uri)
+    found: list[Prediction] = []
+    for name in files:
+        found += _ask(classifier, name, where, top_k, bool(explain) and len(found) < MOST)
     answered = [prediction for prediction in found if prediction.answer]
     if as_json:
         print(json.dumps([one.as_dict() for one in found], indent=2, ensure_ascii=False))
@@ -86,7 +87,7 @@ def _find(name: str, where: Path) -> list[str]:
     return sorted(str(file) for file in files if file.suffix.lower() in SUFFIXES) or [name]
 
 
-def _ask(classifier: Any, name: str, where: Path, top_k: int) -> Iterator[Prediction]:
+def _ask(classifier: Any, name: str, where: Path, top_k: int, with_pictures: bool) -> Iterator[Prediction]:
     if name and (where / name).is_dir():
         yield Prediction(name, error=f"no images in this folder ({', '.join(sorted(SUFFIXES))})")
         return
@@ -97,14 +98,16 @@ def _ask(classifier: Any, name: str, where: Path, top_k: int) -> Iterator[Predic
         return
     try:
         text = base64.b64encode(content).decode()
-        answers = classifier.answer([text], {"top_k": min(top_k, len(classifier.classes)), "return": "seen"})
+        params = {"top_k": min(top_k, len(classifier.classes)), "return": "seen" if with_pictures else "full"}
+        answers = classifier.answer([text], params)
     except Exception as error:
         if type(error).__name__ != "Refused":  # of the model's own code
             raise
         yield Prediction(name, error=str(error).removeprefix("inputs[0] ").partition(ADVICE)[0])
         return
+    kept = content if with_pictures else b""
     for number, answer in enumerate(answers):
-        yield Prediction(name if len(answers) == 1 else f"{name}[{number}]", answer, content=content)
+        yield Prediction(name if len(answers) == 1 else f"{name}[{number}]", answer, content=kept)
 
 
 def _print_table(answered: list[Prediction]) -> None:
@@ -137,12 +140,13 @@ def _picture(answered: list[Prediction]) -> Image.Image:
         left, top = number % columns * 2 * TILE, number // columns * (TILE + CAPTION)
         seen = Image.open(io.BytesIO(base64.b64decode(one.answer["seen"]))).convert("RGB")
         try:
-            original = Image.open(io.BytesIO(one.content)).convert("RGBA")
+            original = ImageOps.exif_transpose(Image.open(io.BytesIO(one.content))).convert("RGBA")
         except OSError:  # numbers, not a picture
             original = seen.convert("RGBA")
         original.thumbnail((TILE - 8, TILE - 8))
         sheet.paste(original, (left + 4, top + 4), original)
         sheet.paste(seen.resize((TILE - 8, TILE - 8), Image.Resampling.NEAREST), (left + TILE + 4, top + 4))
         pen.text((left + 6, top + TILE), f"{Path(one.name).name:.24}", "black")
-        pen.text((left + TILE + 6, top + TILE), f"{one.answer['name']} ({one.answer['probability']:.1%})", "black")
+        answer = f"{one.answer['name']:.14} ({one.answer['probability']:.1%})"
+        pen.text((left + TILE + 6, top + TILE), answer, "black")
     return sheet

@@ -41,7 +41,7 @@ def load(name: str) -> dict[str, Any]:
     file = FOLDER / f"{name}.yaml"
     if not file.is_file():
         near = difflib.get_close_matches(name, describe(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise TenfoldError(f"recipe {name!r}: there is none{hint} Allowed: {', '.join(describe())}")
     try:
         return dict(flatten(YAML(typ="safe", pure=True).load(file) or {}))
@@ -50,8 +50,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 def overrides(name: str) -> str:
-    """A recipe as arguments of `dvc exp run`: `-S train.max_epochs=1 …`."""
-    return " ".join(f"-S {key}={json.dumps(value, separators=(',', ':'))}" for key, value in load(name).items())
+    """A recipe as arguments of `dvc exp run`, `-S train.max_epochs=1 …`: the values that `apply` would write."""
+    values = {key: json.dumps(value, separators=(",", ":"), ensure_ascii=False) for key, value in _values(name).items()}
+    return " ".join(f"-S {key}={value}" for key, value in values.items())
 
 
 def apply(name: str) -> dict[str, tuple[Any, Any]]:
@@ -68,7 +69,7 @@ def apply(name: str) -> dict[str, tuple[Any, Any]]:
     yaml.representer.add_representer(type(None), _write_null)
     document = yaml.load(paths.PARAMS.read_text(encoding="utf-8"))
     before = Params.load().flat()
-    for key, value in (load(BASE) | load(name)).items():
+    for key, value in _values(name).items():
         if key not in before:
             raise TenfoldError(f"{FOLDER / name}.yaml: {key}: unknown key")
         *groups, leaf = key.split(".")
@@ -83,6 +84,11 @@ def apply(name: str) -> dict[str, tuple[Any, Any]]:
     with paths.writing(paths.PARAMS) as file:
         file.write_text(text.getvalue(), encoding="utf-8")
     return {key: (before[key], after[key]) for key in after if before[key] != after[key]}
+
+
+def _values(name: str) -> dict[str, Any]:
+    """What holds with a recipe, whichever held before."""
+    return load(BASE) | load(name)
 
 
 def _write_null(representer: Any, _: None) -> Any:

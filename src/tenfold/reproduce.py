@@ -119,7 +119,8 @@ def reproduce(arguments: list[str], until: str | None) -> None:
     name = f"mlflow-{run_id[:12]}" if run_id else None
     command = [sys.executable, "-c", DVC, "exp", "run", "--temp"]
     command += ["--name", name] if name else []
-    command += [part for key, value in values.items() for part in ("--set-param", f"{key}={json.dumps(value)}")]
+    for key, value in values.items():
+        command += ["--set-param", f"{key}={json.dumps(value, ensure_ascii=False)}"]
     command += [until] if until else []
     try:
         status = _run(command)

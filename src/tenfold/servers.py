@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +15,8 @@ from tenfold.tracking import store
 
 UI = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """One person looks at local files: one worker, and none for jobs, is up twice as fast."""
+LAST_ANSWERS_S = 5
+"""How long a server that is ended still answers what it was asked."""
 
 
 def open_ui(host: str, port: int) -> NoReturn:
@@ -24,11 +27,12 @@ def open_ui(host: str, port: int) -> NoReturn:
     """
     uri = store.tracking_uri()
     if uri.startswith("http"):
-        raise TenfoldError(f"the store is a server and has its own pages: open {uri}")
+        raise TenfoldError(f"the store is a server and has its own pages: open {store.shown(uri)}")
     _check_port(host, port)
     store.check()
     # without this view, MLflow opens one for language models, where no training is
-    print(f"MLflow on http://{host}:{port}/#/experiments?workflowType=machine_learning (end with Ctrl+C)", flush=True)
+    address = _address(host, port)
+    print(f"MLflow on {address}/#/experiments?workflowType=machine_learning (end with Ctrl+C)", flush=True)
     _become("ui", "--backend-store-uri", uri, "--host", host, "--port", str(port), **UI)
 
 
@@ -41,41 +45,54 @@ def serve_model(model_uri: str, host: str, port: int) -> None:
         TenfoldError: the port is taken, there is no such model, or it is not of this project.
     """
     _check_port(host, port)
-    classifier, respond = packaging.load(model_folder(model_uri))
+    classifier, respond = load_model(model_uri)
     import uvicorn
 
     from tenfold.serving import app
 
-    address = f"http://{host}:{port}"
+    address = _address(host, port)
     print(f"{model_uri}: try it at {address}, send requests to {address}/invocations (end with Ctrl+C)", flush=True)
-    uvicorn.run(app.make(classifier, respond, model_uri), host=host, port=port, log_level="warning")
+    application = app.make(classifier, respond, model_uri)
+    uvicorn.Server(
+        uvicorn.Config(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=LAST_ANSWERS_S)
+    ).run()
 
 
-def model_folder(model_uri: str) -> Path:
-    """Where a model lies: itself, if it is a folder; its files are fetched if they are elsewhere.
+def load_model(model_uri: str) -> packaging.Loaded:
+    """A registered model: see `packaging.load`. Its files are fetched if they are elsewhere, and do not stay.
+
+    Args:
+        model_uri: any MLflow model URI of this project, or a folder.
 
     Raises:
-        TenfoldError: there is no such model.
+        TenfoldError: there is no such model, or it is not of this project.
     """
     if (folder := Path(model_uri)).is_dir():
-        return folder
+        return packaging.load(folder)
     if known := store.local_model(model_uri):
-        return known
+        return packaging.load(known)
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
-    try:
-        store.client()
-        return Path(mlflow.artifacts.download_artifacts(model_uri))
-    except (MlflowException, OSError, ValueError) as error:  # ValueError: an address that it does not understand
-        reason = error.message if isinstance(error, MlflowException) else error
-        raise TenfoldError(
-            f"{model_uri}: there is no such model in {store.tracking_uri()} ({reason}). Make one: dvc repro"
-        ) from None
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            store.client()
+            fetched = mlflow.artifacts.download_artifacts(model_uri, dst_path=scratch)
+        except (MlflowException, OSError, ValueError) as error:  # ValueError: an address that it does not understand
+            reason = error.message if isinstance(error, MlflowException) else error
+            where = store.shown(store.tracking_uri())
+            raise TenfoldError(
+                f"{model_uri}: there is no such model in {where} ({reason}). Make one: dvc repro"
+            ) from None
+        return packaging.load(Path(fetched))
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

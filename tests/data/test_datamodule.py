@@ -83,10 +83,23 @@ def test_ranks_share_the_images_without_overlap(split: Path, world_size: int) ->
     assert sorted(seen) == list(range(103))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16, 103])
+@pytest.mark.parametrize("size", [1, 8, 51, 1000])
+def test_all_ranks_validate_in_as_many_batches(split: Path, world_size: int, size: int) -> None:
+    """A divided network is gathered for each batch, by all ranks together."""
+    images = ImageSet(split / "train")
+    ranks = [list(EvalBatches(images, size, rank, world_size)) for rank in range(world_size)]
+    assert len({len(rank) for rank in ranks}) == 1
+    assert sorted(int(p) for rank in ranks for batch in rank for p in batch) == list(range(103))
+    lengths = [len(batch) for rank in ranks for batch in rank]
+    assert min(lengths) > 0
+    assert max(lengths) <= max(size, 2)
+
+
 def test_fewer_large_images_at_a_time(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(labels) for _, labels in eval_loader(split / "train", "auto")] == [103]
     monkeypatch.setattr(datamodule, "EVAL_VALUES", 40 * 16)
-    assert [len(labels) for _, labels in eval_loader(split / "train", "auto")] == [40, 40, 23]
+    assert [len(labels) for _, labels in eval_loader(split / "train", "auto")] == [35, 34, 34]
     monkeypatch.setattr(datamodule, "EVAL_VALUES", 1)
     assert len(eval_loader(split / "val", "auto")) == 23
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tenfold import processes
 from tenfold.errors import TenfoldError
 from tenfold.measure import cells, table
 from tenfold.measure.cells import Cell
@@ -48,7 +49,7 @@ def test_what_is_shipped_fits_the_settings() -> None:
     assert by_name["+ cyclic rate, moved once per epoch"].schedule.interval == "epoch"
     base = by_name["base"].model_dump()
     for name in names[1:]:
-        assert by_name[name].model_dump() != base or name.startswith(("evaluation", "network")), name
+        assert by_name[name].model_dump() != base or name.startswith(("evaluation", "the article's")), name
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_what_is_shipped_fits_the_settings() -> None:
     [
         ("base: {train.max_epoch: 1}\ntricks: {}\nladder: {start: {}, rungs: {}}", "did you mean train.max_epochs?"),
         ("base: {train.max_epochs: 0}\ntricks: {}\nladder: {start: {}, rungs: {}}", "greater than or equal to 1"),
+        ("base: {}\ntricks: {a: {against: b}}\nladder: {start: {}, rungs: {}}", "a: against: there is no row 'b'"),
         ("base: {}", "should have `base`, `tricks` and `ladder`"),
         ("base: [", "should have `base`, `tricks` and `ladder`"),
     ],
@@ -72,6 +74,11 @@ def test_a_file_that_asks_for_what_cannot_be(tmp_path: Path, text: str, message:
 def test_rows_bring_along_what_they_are_compared_with() -> None:
     found = cells.load(SHIPPED, PROJECT / "tricks.yaml")
     assert [cell.name for cell in cells.choose(found, ["SWA"])] == ["base", "SWA"]
+    assert [cell.name for cell in cells.choose(found, ["early stopping of 12"])] == [
+        "base",
+        "12 epochs",
+        "early stopping of 12",
+    ]
     assert {cell.table for cell in cells.choose(found, ["ladder"])} == {cells.LADDER}
     with pytest.raises(TenfoldError, match=r"'EMMA' is none of them; did you mean 'EMA'\?"):
         cells.choose(found, ["EMMA"])
@@ -95,7 +102,8 @@ def test_the_table_compares_the_same_seeds() -> None:
         return {
             "fit_s": seconds,
             "samples_per_s": 1000.0,
-            "memory_gb": 1.0,
+            "memory_mb": 100.0,
+            "evaluate_s": 0.5,
             "val_acc": accuracy,
             "test_acc": accuracy,
         }
@@ -108,10 +116,24 @@ def test_the_table_compares_the_same_seeds() -> None:
         (trick, 2): result(9.0, 0.10),  # no pair: base has no such seed
     }
     rows = list(table.rows("tricks", [base, trick], found))
-    assert [row[:4] for row in rows] == [["base", "2", "1.50", ""], ["trick", "3", "4.00", "×2.00"]]
+    assert rows[0] == [
+        *["base", "2", "1.50 ± 0.71", "", "1,000 ± 0", "100 ± 0", "0.50 ± 0.00", "92.50 ± 3.54", "92.50 ± 3.54", ""]
+    ]
+    assert rows[1][:4] == ["trick", "3", "5.00 ± 3.61", "×2.00 (2.00 to 2.00)"]
     assert rows[1][-1] == "+1.00 (+1.00 to +1.00)"
-    assert rows[0][7] == "92.50 ± 3.54"
-    assert table.markdown([base, trick], found).count("\n| ") == 4  # two headings, two rows
+
+
+def test_a_time_that_may_as_well_be_the_same_is_no_effect() -> None:
+    assert table._times([0.9, 1.3]).endswith(": no effect here")
+    assert table._times([0.50, 0.51]) == "×0.50 (0.45 to 0.57)"
+    assert table._times([2.0]) == "×2.00 (n=1)"
+
+
+def test_the_table_in_markdown() -> None:
+    base = Cell("tricks", "base", SHIPPED, None)
+    numbers = dict.fromkeys(("fit_s", "samples_per_s", "memory_mb", "evaluate_s", "val_acc", "test_acc"), 0.5)
+    text = table.markdown([base], {(base, 0): numbers})
+    assert [line.count("|") for line in text.splitlines() if line.startswith("|")] == [len(table.COLUMNS) + 1] * 3
 
 
 @pytest.fixture
@@ -138,7 +160,7 @@ def test_trainings_are_measured_once_recorded_and_one_that_fails_is_told(checkou
     runs = [client.get_run(run) for run in checkout.runs("tenfold-tricks")]
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert [run.info.status for run in parents] == ["FINISHED", "FINISHED"]
-    assert all(provenance.is_gone(run.data.tags[provenance.PROCESS]) for run in runs)  # `runs.tidy` ends such a run
+    assert all(processes.is_gone(run.data.tags[provenance.PROCESS]) for run in runs)  # `runs.tidy` ends such a run
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parents[-1].info.run_id]
     assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "FINISHED", "FINISHED"]
     (cyclic,) = [run for run in children if run.data.tags["tenfold.trick"] == "cyclic rate"]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from tests.servers import free_port, running
 
 Check = Callable[[list[dict[str, Any]], int], None]
 
@@ -45,30 +44,16 @@ def test_the_context_serves_in_a_new_environment_without_torch(
     assert "onnxruntime" in installed
     assert not {"torch", "torchvision", "pytorch_lightning", "tenfold"} & installed
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     entry = f"from mlflow.pyfunc.scoring_server.app import app; import uvicorn; uvicorn.run(app, port={port})"
-    server = subprocess.Popen(  # as the image's entry point does behind nginx
-        [environment / "bin/python", "-I", "-c", entry],
-        cwd=tmp_path,
-        env=kept | {"__pyfunc_model_path__": str(context / "model_dir/model")},
-    )
-    try:
+    served = kept | {"__pyfunc_model_path__": str(context / "model_dir/model")}
+    address = f"http://127.0.0.1:{port}"
+    # as the image's entry point does behind nginx
+    with running([python, "-I", "-c", entry], f"{address}/ping", tmp_path, served, tmp_path / "log"):
         body = json.dumps({"inputs": images[:3, 0].tolist()}).encode()
-        request = Request(f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"})
-        for _ in range(600):
-            assert server.poll() is None
-            try:
-                with urlopen(request, timeout=30) as answer:
-                    check(json.load(answer)["predictions"], 3)
-                    return
-            except URLError:
-                time.sleep(0.1)
-        pytest.fail("the server did not come up")
-    finally:
-        server.kill()
-        server.wait()
+        request = Request(f"{address}/invocations", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=30) as answer:
+            check(json.load(answer)["predictions"], 3)
 
 
 def _pin(context: Path, name: str) -> str:

@@ -31,7 +31,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from tenfold.serving import app, protocol
 from tenfold.serving.classifier import Classifier
-from tests.postgres import free_port
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.xdist_group("page"), pytest.mark.timeout(120)]
 

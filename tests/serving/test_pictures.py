@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from tenfold.serving import pictures
 from tenfold.serving.classifier import Classifier
 from tenfold.serving.handwriting import Handwriting
-from tenfold.serving.pixels import Refused
+from tenfold.serving.pixels import Refused, Shape
 
 SHAPE = (1, 28, 28)
 MNIST = Handwriting(20, by_mass=True)
@@ -35,9 +35,14 @@ def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
+def read(text: str, shape: Shape = SHAPE, way: Handwriting | None = MNIST) -> Pixels:
+    """A file of a request that has only this one."""
+    return pictures.read(text, shape, way, 0, pictures.Budget())
+
+
 def seen(image: Image.Image, form: str = "PNG") -> Pixels:
     """What becomes of a picture, [28, 28]."""
-    found: Pixels = pictures.read(encoded(image, form), SHAPE, MNIST, 0)[0, 0]
+    found: Pixels = read(encoded(image, form))[0, 0]
     return found
 
 
@@ -67,13 +72,6 @@ def transparent(image: Image.Image, grey: int) -> Image.Image:
     result = Image.new("LA", image.size, (grey, 0))
     result.putalpha(image)
     return result
-
-
-def turned(image: Image.Image) -> Image.Image:
-    """Lying on its side, as a camera saves it; its EXIF data say how to hold it."""
-    lying = image.rotate(90, expand=True)
-    lying.getexif()[0x0112] = 6
-    return lying
 
 
 def framed(image: Image.Image) -> Image.Image:
@@ -123,7 +121,7 @@ def test_a_photograph_that_lies_on_its_side() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turn it by 90 degrees clockwise
     text = encoded(lying, "JPEG", exif=exif)
-    found = pictures.read(text, SHAPE, MNIST, 0)[0, 0]
+    found = read(text)[0, 0]
     assert np.abs(found.astype(int) - seen(drawn()).astype(int)).mean() < 2
 
 
@@ -149,7 +147,7 @@ def test_hairlines_are_thickened_and_thick_strokes_are_not() -> None:
 
 
 def test_another_box() -> None:
-    found = pictures.read(encoded(drawn()), (1, 8, 8), Handwriting(8, by_mass=False), 0)[0, 0]
+    found = read(encoded(drawn()), (1, 8, 8), Handwriting(8, by_mass=False))[0, 0]
     assert found.shape == (8, 8)
     assert found[0].any()
     assert found[-1].any()
@@ -159,7 +157,7 @@ def test_folders_are_resized_as_in_training() -> None:
     from tenfold.data.images import decode
 
     image = Image.effect_noise((60, 40), 80).convert("RGB")
-    found = pictures.read(encoded(image), (3, 16, 16), None, 0)
+    found = read(encoded(image), (3, 16, 16), None)
     np.testing.assert_array_equal(found[0], decode(base64.b64decode(encoded(image)), (16, 16), 3).pixels)
 
 
@@ -169,9 +167,7 @@ def test_specks_around_nothing_are_answered() -> None:
 
 def test_a_data_url() -> None:
     text = encoded(drawn())
-    np.testing.assert_array_equal(
-        pictures.read(f"data:image/png;base64,{text}", SHAPE, MNIST, 0), pictures.read(text, SHAPE, MNIST, 0)
-    )
+    np.testing.assert_array_equal(read(f"data:image/png;base64,{text}"), read(text))
 
 
 SPECKS = np.full((64, 64), 255, np.uint8)

@@ -117,6 +117,12 @@ def test_numpy_files(images: npt.NDArray[np.uint8], version: tuple[int, int]) ->
         "no image": (npy(np.zeros((0, 28, 28), np.uint8)), "is a NumPy file of uint8 0x28x28"),
         "zeros and ones": (npy(np.ones((1, 28, 28), np.uint8)), r"inputs\[4\] holds only 0 and 1"),
         "cut short": (npy(np.zeros((2, 28, 28), np.uint8))[:-1], "is a damaged NumPy file"),
+        "a size beyond all numbers": (
+            npy(np.zeros((2, 28, 28), np.uint8)).replace(
+                b"(2, 28, 28), }" + b" " * 40, b"(1" + b"0" * 39 + b", 28, 28), }"
+            ),
+            "is a damaged NumPy file",
+        ),
         "only the start": (b"\x93NUMPY", "is a damaged NumPy file"),
         "a size that is no number": (
             npy(np.zeros((2, 28, 28), np.uint8)).replace(b"(2, 28, 28), }  ", b"(True, 28, 28)}"),

@@ -4,17 +4,12 @@ import base64
 import io
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -22,7 +17,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-PROJECT = Path(__file__).parents[2]
+from tests.checkout import PROJECT
+from tests.servers import free_port, running
+
 Check = Callable[[list[dict[str, Any]], int], None]
 
 
@@ -35,44 +32,12 @@ SERVERS = {
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server in a folder of its own; its whole process group ends with the tests."""
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
     command = [sys.executable, "-m", *SERVERS[request.param], str(saved), "--host", "127.0.0.1", "--port", str(port)]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # MLflow starts `uvicorn` by name
-    log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=PROJECT if request.param == "tenfold" else folder,
-            env=os.environ | {"PATH": path},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        _wait(address, process, log)
+    where, address = PROJECT if request.param == "tenfold" else folder, f"http://127.0.0.1:{port}"
+    with running(command, f"{address}/ping", where, os.environ | {"PATH": path}, folder / "log"):
         yield address
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        with suppress(ProcessLookupError):  # MLflow does not wait for its uvicorn
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
-
-
-def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urlopen(f"{address}/ping", timeout=5).close()
-            return
-        except (URLError, ConnectionError):
-            time.sleep(0.05)
-    pytest.fail(f"the server did not come up:\n{log.read_text()}")
 
 
 def post(server: str, body: bytes, content_type: str | None = "application/json") -> tuple[int, Any]:
@@ -148,6 +113,10 @@ BAD: dict[str, tuple[bytes, str | None, int, str]] = {
     "params twice": (
         b'{"inputs": [], "params": {"top_k": 1, "top_k": 2}}',
         *("application/json", 400, "the request has 'top_k' twice"),
+    ),
+    "params of the type twice": (
+        b"",
+        *("application/x-npy; return=label; return=full", 400, "the request has 'return' twice"),
     ),
     "a lone surrogate": (
         json.dumps({"inputs": [IMAGE], "params": {"\ud800": 1}}).encode(),

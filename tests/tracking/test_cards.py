@@ -137,7 +137,10 @@ def test_a_version_whose_run_has_gone(run_id: str) -> None:
     store.client().delete_run(run_id)
     registry.describe(NAME, "1")
     assert str(version("1").description).startswith("Its run is gone. champion: test accuracy")
-    assert "its run is gone" in card()
+    text = card()
+    assert text.startswith("The champion is [version 1]")
+    assert "its run is gone" in text
+    assert "Not known: the run is gone." in text
 
 
 def test_many_classes_with_any_name_fit(run_id: str) -> None:

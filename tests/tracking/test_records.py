@@ -6,11 +6,14 @@ from pathlib import Path
 import mlflow
 import pytest
 from mlflow.entities import DatasetInput
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.trial import create_trial
 
+from tenfold import processes
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.serving import packaging
-from tenfold.tracking import records, registry, runs, store
+from tenfold.tracking import provenance, records, registry, runs, store
 from tenfold.tracking.runs import Run
 
 from .conftest import METRICS, write_json
@@ -47,7 +50,7 @@ def test_settings(run_id: str, params: Params) -> None:
 
 
 def test_long_setting_is_kept_whole_in_a_file(run_id: str) -> None:
-    records._log_params(run_id, {"long": "ä" * 7000})
+    records.log_params(run_id, {"long": "ä" * 7000})
     assert store.client().get_run(run_id).data.params["long"] == "ä" * 5999 + "…"
     assert artifacts(run_id, "settings") == ["settings/long.txt"]
 
@@ -71,6 +74,20 @@ def test_tuning_is_found_by_its_hash_and_linked(run_id: str, params: Params) -> 
     data = store.client().get_run(run_id).data
     assert data.tags[runs.TUNE_RUN] == tune_run
     assert data.params["tuned.learning_rate"] == "0.012"
+
+
+def test_each_trial_of_a_search_is_a_child(run_id: str) -> None:
+    values: dict[str, BaseDistribution] = {"learning_rate": FloatDistribution(0.1, 1.0)}
+    trial = create_trial(params={"learning_rate": 0.3}, distributions=values, value=0.9, intermediate_values={0: 0.8})
+    records.record_trial(Run(run_id), trial)
+    (child,) = [
+        run for run in store.client().search_runs([store.experiment("tenfold")]) if "tenfold.trial" in run.data.tags
+    ]
+    assert child.data.tags["mlflow.parentRunId"] == run_id
+    assert (child.data.tags["tenfold.trial"], child.info.status) == ("complete", "FINISHED")
+    assert child.data.params == {"learning_rate": "0.3"}
+    assert points(child.info.run_id, "val/acc") == [(0, 0.8)]
+    assert not processes.is_gone(child.data.tags[provenance.PROCESS])
 
 
 def test_training_from_files(run_id: str, params: Params) -> None:

@@ -16,7 +16,8 @@ import pytest
 from tenfold.params import Params
 from tenfold.tracking import journal, records, runs, store, sync
 from tenfold.tracking.logger import RunLogger
-from tests.postgres import free_port, postgres
+from tests.postgres import postgres
+from tests.servers import free_port
 
 POINTS = 1500
 """Of each part of the curve: more than one batch."""

@@ -53,6 +53,12 @@ def test_store_in_memory_is_refused(uri: str, monkeypatch: pytest.MonkeyPatch) -
         store.check()
 
 
+def test_passwords_are_not_shown() -> None:
+    assert store.shown("postgresql://me:se:cret@h:5432/db") == "postgresql://me:…@h:5432/db"
+    assert store.shown("http://me:secret@h:5000") == "http://me:…@h:5000"
+    assert store.shown("sqlite:////a@b/c.db") == "sqlite:////a@b/c.db"
+
+
 def test_check_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store.check()

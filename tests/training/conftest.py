@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from tenfold.data.summary import Duplicates, Summary
+from tests.checkout import PROJECT
 
 
 @pytest.fixture
 def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
     """A split of images that are easy to tell apart (upright and lying stripes); the working directory holds it."""
     monkeypatch.chdir(tmp_path)
+    for name in ("dvc.yaml", "src"):  # which name and hold the code of the stages
+        Path(name).symlink_to(PROJECT / name)
     random = np.random.default_rng(0)
     for part, count in {"train": 200, "val": 40, "test": 40}.items():
         folder = Path("data/split") / part

@@ -3,19 +3,20 @@
 import multiprocessing
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna import TrialPruned
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.training import search
+from tests.checkout import PROJECT
 from tests.postgres import postgres
 from tests.training.test_training import SHIPPED
 
@@ -74,7 +75,7 @@ def test_a_trial_that_a_process_left_behind_is_tried_again(stripes: Summary, tmp
     left = study.ask(search.space(params, 200))
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left.set_user_attr(search.PROCESS, [platform.node(), gone.pid, 0.0])
+    left.set_user_attr(search.PROCESS, f"{platform.node()} {gone.pid} 0.00")
     _, trials = search.search(params, stripes, lambda trial: None)
     assert len(trials) == 1
     states = [trial.state for trial in search._study(params, stripes).get_trials()]
@@ -92,22 +93,28 @@ def test_the_space_is_what_is_auto_within_its_bounds(stripes: Summary, tmp_path:
 
 
 def test_trials_that_lag_behind_are_given_up(stripes: Summary, tmp_path: Path) -> None:
-    class Hopeless:
-        def report(self, value: float, step: int) -> None:
-            self.reported = value
+    params = settings(tmp_path / "a.db", trials=6, epochs=2, prune=True)
+    study = search._study(params, stripes)
+    for _ in range(5):  # all that Optuna's median wants, of a perfection that no trial reaches
+        values = search.space(params, 200)
+        perfect = {0: 2.0, 1: 2.0}
+        drawn = {"learning_rate": 0.01, "batch_size": 4, "weight_decay": 0.1, "augment_strength": 1.0}
+        study.add_trial(create_trial(params=drawn, distributions=values, value=2.0, intermediate_values=perfect))
+    told: list[FrozenTrial] = []
+    search.search(params, stripes, told.append)
+    assert [trial.state for trial in told] == [TrialState.PRUNED]
+    assert list(told[0].intermediate_values) == [0]
 
-        def should_prune(self) -> bool:
-            return True
 
-    class Trainer:
-        def __init__(self) -> None:
-            self.callback_metrics = {"val/acc": 0.25}
-            self.current_epoch = 0
-
-    trial = Hopeless()
-    with pytest.raises(TrialPruned):
-        search.Pruning(trial).on_validation_end(Trainer(), None)  # type: ignore[arg-type]
-    assert trial.reported == 0.25
+def test_other_code_is_another_study(stripes: Summary, tmp_path: Path) -> None:
+    params = settings(tmp_path / "a.db")
+    name = search._study(params, stripes).study_name
+    assert search._study(params, stripes).study_name == name
+    Path("src").unlink()
+    shutil.copytree(PROJECT / "src", "src")
+    with Path("src/tenfold/modeling/networks.py").open("a") as file:
+        file.write("# changed\n")
+    assert search._study(params, stripes).study_name != name
 
 
 def test_a_storage_that_cannot_be_used(stripes: Summary) -> None:
@@ -139,4 +146,5 @@ def test_several_processes_share_a_study(stripes: Summary, tmp_path: Path) -> No
         trials = search._study(params, stripes).get_trials()
         assert {trial.state for trial in trials} == {TrialState.COMPLETE}
         assert 8 <= len(trials) <= 9  # two may have begun the last one
-        assert len({trial.user_attrs[search.PROCESS][1] for trial in trials}) == 2
+        assert len({trial.user_attrs[search.PROCESS] for trial in trials}) == 2
+        assert len({tuple(trial.params.values()) for trial in trials}) == len(trials), "the same was tried twice"

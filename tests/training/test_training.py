@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -156,8 +157,9 @@ def test_gradient_clipping_bounds_the_gradient(stripes: Summary, precision: str)
     assert max(norms) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_a_training_that_diverges_fails(stripes: Summary, tmp_path: Path) -> None:
-    params = settings(max_epochs=2, optimizer=SHIPPED.train.optimizer.model_copy(update={"name": "sgd"}))
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_training_that_diverges_fails(stripes: Summary, tmp_path: Path, epochs: int) -> None:
+    params = settings(max_epochs=epochs, optimizer=SHIPPED.train.optimizer.model_copy(update={"name": "sgd"}))
     with pytest.raises(TenfoldError, match=r"the training diverged: train/loss is .* Lower train\.learning_rate"):
         fit(params, stripes, tmp_path, learning_rate=1e30)
 
@@ -169,6 +171,7 @@ def test_a_training_that_diverges_fails(stripes: Summary, tmp_path: Path) -> Non
         ({"accumulate_grad_batches": 11}, 20, "train.accumulate_grad_batches: 11 is over the 10 batches of an epoch"),
         ({"devices": 11}, 20, "train.batch_size: 20 for each of 11 devices is over the 200 training images"),
         ({"devices": 2, "accumulate_grad_batches": 6}, 20, "train.accumulate_grad_batches: 6 is over the 5 batches"),
+        ({"devices": 41}, 2, "train.devices: 41 in all are over the 40 validation images"),
         ({"num_nodes": 2}, 20, "train.num_nodes: 2 hosts, but nothing says where the first is"),
     ],
 )
@@ -303,6 +306,37 @@ def test_batch_size_finder_ends_at_the_bound(
     assert [row["batch_size"] for row in rows] == sorted({row["batch_size"] for row in rows})
     assert rows[-1] == {"batch_size": expected, "fits": True}
     assert torch.equal(weights(module), before)
+
+
+def test_the_bound_of_a_bisection_has_been_tried(stripes: Summary) -> None:
+    """Or more than it, which then fits as well."""
+    module, data = parts(settings(), stripes, scheduled=False)
+    tune = TuneBatchSize(method="binsearch", min=2, max=64)
+    found, _ = finders.find_batch_size(settings().train, tune, module, data)
+    assert found == 12
+    assert max(data.sizes_tried) >= 12
+
+
+def test_memory_that_runs_out_ends_the_search_below(stripes: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(step: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            if len(batch[0]) > 6:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return step(batch, batch_idx)
+
+        return run
+
+    for method, expected in {"power": 4, "binsearch": 6}.items():
+        module, data = parts(settings(), stripes, scheduled=False)
+        module.training_step = limited(module.training_step)  # type: ignore[method-assign]
+        tune = TuneBatchSize(method=method, min=2, max=64)  # type: ignore[arg-type]
+        assert finders.find_batch_size(settings().train, tune, module, data)[0] == expected
+
+
+def test_the_finders_take_the_steps_that_training_takes(stripes: Summary) -> None:
+    train = settings(accumulate_grad_batches=3, gradient_clip_val=0.5).train
+    trainer = finders._trainer(train)
+    assert (trainer.accumulate_grad_batches, trainer.gradient_clip_val) == (3, 0.5)
 
 
 def test_throughput_doubles_until_it_stops_paying(stripes: Summary) -> None:

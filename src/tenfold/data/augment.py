@@ -36,20 +36,26 @@ def distort(images: Tensor, shift: float, rotate: float, scale: float, shear: fl
     """
     if not (shift or rotate or scale or shear or elastic):
         return images
+    with torch.autocast(images.device.type, enabled=False):  # coordinates need all their digits
+        return _resample(images, shift, rotate, scale, shear, elastic)
+
+
+def _resample(images: Tensor, shift: float, rotate: float, scale: float, shear: float, elastic: float) -> Tensor:
+    """`distort`, in float32 whatever torch's default is."""
     count, _, height, width = images.shape
-    angle, size, right, down, slant = torch.empty(5, count).uniform_(-1, 1).to(images.device)
+    angle, size, right, down, slant = torch.empty(5, count, dtype=torch.float32).uniform_(-1, 1).to(images.device)
     angle = angle * math.radians(rotate)
     size = 1 + size * scale
     cos, sin = angle.cos() * size, angle.sin() * size
     # Where in the source each pixel of the result comes from, in pixels from the middle. One plain product: the
     # batched one of F.affine_grid costs more than the sampling itself.
     source_of = torch.stack([cos, slant * shear - sin, right * shift, sin, cos, down * shift], dim=1)
-    x = torch.arange(width, device=images.device) - (width - 1) / 2
-    y = torch.arange(height, device=images.device) - (height - 1) / 2
+    x = torch.arange(width, dtype=torch.float32, device=images.device) - (width - 1) / 2
+    y = torch.arange(height, dtype=torch.float32, device=images.device) - (height - 1) / 2
     pixels = torch.stack([x.repeat(height), y.repeat_interleave(width), torch.ones_like(x).repeat(height)])
-    to_unit = torch.tensor([2 / width, 2 / height], device=images.device)
+    to_unit = torch.tensor([2 / width, 2 / height], dtype=torch.float32, device=images.device)
     if elastic:
-        bends = torch.randn(count, 2, KNOTS * KNOTS).to(images.device) * elastic
+        bends = torch.randn(count, 2, KNOTS * KNOTS, dtype=torch.float32).to(images.device) * elastic
         between = _between_knots(height, width).to(images.device)
     step = max(1, VALUES_AT_A_TIME // images[0].numel())
     changed = []
@@ -66,5 +72,5 @@ def distort(images: Tensor, shift: float, rotate: float, scale: float, shear: fl
 @cache
 def _between_knots(height: int, width: int) -> Tensor:
     """[KNOTS², H·W]: what each knot adds to each pixel in bicubic interpolation."""
-    knots = torch.eye(KNOTS * KNOTS).view(-1, 1, KNOTS, KNOTS)
+    knots = torch.eye(KNOTS * KNOTS, dtype=torch.float32).view(-1, 1, KNOTS, KNOTS)
     return F.interpolate(knots, size=(height, width), mode="bicubic", align_corners=True).flatten(1)

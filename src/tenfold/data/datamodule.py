@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -93,13 +94,16 @@ class TrainBatches(Sampler[Tensor]):
 class EvalBatches(Sampler[Tensor]):
     """All positions in order, in batches; with several ranks, each takes every `world_size`-th image.
 
-    `auto` is a batch of 1,000, or as many images as have 4 million values together.
+    Every rank gets the same number of batches, of which none is empty: a network that is divided among the ranks is
+    gathered anew for each. There must be as many images as ranks. `auto` is a batch of 1,000, or as many images as have
+    4 million values together.
     """
 
     def __init__(self, images: ImageSet, batch_size: Auto | int, rank: int = 0, world_size: int = 1) -> None:
         fitting = max(1, min(1000, EVAL_VALUES // images.images[0].numel()))
         size = fitting if batch_size == "auto" else batch_size
-        self.batches = torch.arange(rank, len(images), world_size).split(size)
+        count = min(math.ceil(math.ceil(len(images) / world_size) / size), len(images) // world_size)
+        self.batches = torch.arange(rank, len(images), world_size).tensor_split(count)
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -64,8 +64,7 @@ def decode(content: bytes, size: tuple[int, int] | None, channels: int) -> Decod
         image.load()  # a PNG may have its EXIF data behind the pixels
         if image.mode == mode and image.size == target and not _has_notes(image):
             return Decoded(_pixels(image), has_colour)
-        upright = ImageOps.exif_transpose(image) if _has_notes(image) else image
-        flat = _flatten(upright).convert(mode)
+        flat = _flatten(_upright(image)).convert(mode)
         fitted = ImageOps.fit(flat, target, Image.Resampling.BILINEAR) if size else flat
         return Decoded(_pixels(fitted), has_colour)
 
@@ -83,8 +82,7 @@ def decode_upright(content: bytes, longest: int) -> Image.Image:
     with _reading(BytesIO(content)) as image:
         image.draft(None, (longest, longest))  # of a JPEG: at least so large
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        eight = _eight_bits(upright)
+        eight = _eight_bits(_upright(image))
         plain = eight if eight.mode in {"L", "RGB"} else eight.convert("RGBA" if eight.has_transparency_data else "RGB")
         plain.thumbnail((longest, longest), Image.Resampling.BOX)
         return plain
@@ -118,6 +116,11 @@ def _check(image: Image.Image) -> None:
         raise BadImageError(f"is a decompression bomb: {image.width:,}×{image.height:,} pixels")
     if image.mode in NO_RANGE:
         raise BadImageError("has 32-bit values, of no known range")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as it is to be held; only one that may have to be turned is copied."""
+    return ImageOps.exif_transpose(image) if _has_notes(image) else image
 
 
 def _has_notes(image: Image.Image) -> bool:

@@ -93,7 +93,8 @@ def _size(part: str, sizes: params.Split, rest: Indices) -> int:
 def _apportion(size: int, shares: Indices, room: Indices, key: str, classes: Sequence[str]) -> Indices:
     """`size` images in proportion to `shares`, by largest remainders; of each class 1 … `room`."""
     if size > room.sum():
-        raise TenfoldError(f"{key}: found {size:,}, but at most {room.sum():,} are possible")
+        hint = "; `all` takes them" if key == "split.train_size" else ""
+        raise TenfoldError(f"{key}: found {size:,}, but at most {room.sum():,} are possible{hint}")
     total = shares.sum()
     counts: Indices = np.minimum(np.maximum(size * shares // total, 1), room)
     if counts.sum() > size:

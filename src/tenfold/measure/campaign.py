@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from tenfold.errors import TenfoldError
 from tenfold.measure import table
 from tenfold.measure.cells import Cell, choose, load
 from tenfold.params import Params
+from tenfold.training import identity
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,7 +64,9 @@ def measure(params: Params, names: Sequence[str], seeds: int, again: bool = Fals
     cells = choose(load(params), list(names))
     trials = [Trial(cell, seed) for seed in range(seeds) for cell in cells]
     known = {} if again else _known()
-    code = _code()
+    code: dict[str, str] = {}
+    for stage in ("split", "tune", "train", "evaluate"):
+        code |= identity.code(stage)
     keys = {trial: _key(trial, code) for trial in trials}
     missing = [trial for trial in trials if keys[trial] not in known]
     if subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet", "download"], check=False).returncode:
@@ -116,23 +118,14 @@ def _run(trial: Trial) -> Result:
         return result
 
 
-def _key(trial: Trial, code: str) -> str:
+def _key(trial: Trial, code: dict[str, str]) -> str:
     """The SHA-256 of what a trial's result depends on: settings, code, versions and machine."""
     parts = {
         "params": trial.params.model_dump(mode="json", exclude={"export"}),
         "code": code,
-        "versions": [version(name) for name in ("torch", "pytorch-lightning")],
         "machine": [platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _code() -> str:
-    """The hash of the code that trains and evaluates: the deps of those stages."""
-    stages = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]
-    deps = {dep for stage in ("split", "tune", "train", "evaluate") for dep in stages[stage]["deps"]}
-    files = [Path(dep) for dep in sorted(deps) if dep.startswith("src/")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _known() -> dict[str, Result]:
@@ -192,10 +185,10 @@ class _Recorder:
         self.client, self.experiment, self.parent = client, experiment, parent
 
     def __call__(self, trial: Trial, result: Result) -> None:
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Metric, RunTag
         from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-        from tenfold.tracking import provenance
+        from tenfold.tracking import provenance, records
 
         tags = {
             MLFLOW_PARENT_RUN_ID: self.parent,
@@ -206,10 +199,10 @@ class _Recorder:
         run = self.client.create_run(
             self.experiment, tags=tags, run_name=f"{trial.cell.table}: {trial.cell.name}, seed {trial.seed}"
         )
-        params = [Param(key, str(value)) for key, value in trial.params.flat().items()]
+        records.log_params(run.info.run_id, trial.params.flat())
         metrics = [Metric(key, value, 0, 0) for key, value in result.items() if key != "error"]
         told = [RunTag("tenfold.error", result["error"])] if "error" in result else []
-        self.client.log_batch(run.info.run_id, metrics, params, told)
+        self.client.log_batch(run.info.run_id, metrics, tags=told)
         self.client.set_terminated(run.info.run_id, "FAILED" if "error" in result else "FINISHED")
 
     def artifacts(self, folder: Path) -> None:

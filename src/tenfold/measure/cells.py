@@ -15,7 +15,8 @@ from tenfold.params import Params
 
 FILE = Path("tricks.yaml")
 TRICKS, LADDER = "tricks", "ladder"
-BESIDE = "beside"
+BESIDE, AGAINST = "beside", "against"
+"""No settings: a rung that is shown, and not built upon; and what a trick is compared with in place of base."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,9 @@ def load(params: Params, file: Path = FILE) -> list[Cell]:
         base, tricks, ladder = document["base"], document["tricks"], document["ladder"]
         rungs = dict(ladder["rungs"])
         cells = [Cell(TRICKS, "base", _with(params, base, "base", file), None)]
-        cells += [Cell(TRICKS, name, _with(params, base | keys, name, file), "base") for name, keys in tricks.items()]
+        for name, added in tricks.items():
+            more = {key: value for key, value in added.items() if key != AGAINST}
+            cells.append(Cell(TRICKS, name, _with(params, base | more, name, file), added.get(AGAINST, "base")))
         keys, before = dict(ladder["start"]), None
         for name, added in rungs.items():
             more = {key: value for key, value in added.items() if key != BESIDE}
@@ -61,6 +64,10 @@ def load(params: Params, file: Path = FILE) -> list[Cell]:
             f"{file}: should have `base`, `tricks` and `ladder` (with `start` and `rungs`), each with settings by "
             f"dotted key ({type(error).__name__}: {error})"
         ) from None
+    names = {(cell.table, cell.name) for cell in cells}
+    for cell in cells:
+        if cell.compared_with is not None and (cell.table, cell.compared_with) not in names:
+            raise TenfoldError(f"{file}: {cell.name}: {AGAINST}: there is no row {cell.compared_with!r}")
     return cells
 
 
@@ -80,7 +87,9 @@ def choose(cells: list[Cell], names: list[str]) -> list[Cell]:
     chosen: set[tuple[str, str | None]] = {
         (cell.table, cell.name) for cell in cells if cell.name in names or cell.table in names
     }
-    chosen |= {(cell.table, cell.compared_with) for cell in cells if (cell.table, cell.name) in chosen}
+    for cell in reversed(cells):  # what a row is compared with stands before it, and may itself be compared
+        if (cell.table, cell.name) in chosen:
+            chosen.add((cell.table, cell.compared_with))
     return [cell for cell in cells if (cell.table, cell.name) in chosen]
 
 

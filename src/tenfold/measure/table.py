@@ -21,7 +21,18 @@ from tenfold.measure.cells import LADDER, TRICKS, Cell
 Found = Mapping[tuple[Cell, int], Mapping[str, Any]]
 
 TITLES = {TRICKS: "Each trick alone", LADDER: "The article's ladder"}
-COLUMNS = ("", "n", "fit, s", "time", "samples/s", "memory, GB", "val acc, %", "test acc, %", "effect on test, points")
+COLUMNS = (
+    "",
+    "n",
+    "fit, s",
+    "times as long",
+    "images/s",
+    "memory, MB",
+    "evaluation, s",
+    "val acc, %",
+    "test acc, %",
+    "effect on test, points",
+)
 NOTHING = "no effect here"
 
 
@@ -59,45 +70,46 @@ class Effect:
         return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})" + (f": {NOTHING}" if self.is_none else "")
 
 
-def effect(cell: Cell, cells: Sequence[Cell], found: Found) -> Effect | None:
-    """On test accuracy, in points, against the row that the cell is compared with; None: there are no pairs."""
-    other = next((one for one in cells if one.table == cell.table and one.name == cell.compared_with), None)
-    pairs = [
-        100 * (result["test_acc"] - found[other, seed]["test_acc"])
-        for (one, seed), result in found.items()
-        if one is cell and other is not None and (other, seed) in found
-    ]
-    return Effect.of(pairs) if pairs else None
-
-
 def rows(name: str, cells: Sequence[Cell], found: Found) -> Iterator[list[str]]:
-    """The rows of one table, as text: medians of seconds and memory, accuracies as mean ± standard deviation."""
-    for cell in (cell for cell in cells if cell.table == name):
+    """The rows of one table, as text: means ± standard deviations, and what differs from the row compared with."""
+    by_name = {cell.name: cell for cell in cells if cell.table == name}
+    for cell in by_name.values():
         results = {seed: result for (one, seed), result in found.items() if one is cell}
         if not results:
             continue
 
-        def of(key: str, scale: float = 1.0, results: Mapping[int, Mapping[str, Any]] = results) -> list[float]:
-            return [scale * result[key] for result in results.values()]
+        def of(key: str, digits: int, scale: float = 1.0, results: Mapping[int, Mapping[str, Any]] = results) -> str:
+            return _spread([scale * result[key] for result in results.values()], digits)
 
-        other = next((one for one in cells if one.table == name and one.name == cell.compared_with), None)
-        ratios = [
-            result["fit_s"] / found[other, seed]["fit_s"]
+        other = by_name.get(cell.compared_with or "")
+        pairs = [
+            (result, found[other, seed])
             for seed, result in results.items()
             if other is not None and (other, seed) in found
         ]
-        change = effect(cell, cells, found)
         yield [
             cell.name,
             str(len(results)),
-            f"{statistics.median(of('fit_s')):.2f}",
-            f"×{statistics.median(ratios):.2f}" if ratios else "",
-            f"{statistics.median(of('samples_per_s')):,.0f}",
-            f"{statistics.median(of('memory_gb')):.2f}",
-            _spread(of("val_acc", 100)),
-            _spread(of("test_acc", 100)),
-            "" if change is None else str(change),
+            of("fit_s", 2),
+            _times([with_it["fit_s"] / without["fit_s"] for with_it, without in pairs]) if pairs else "",
+            of("samples_per_s", 0),
+            of("memory_mb", 0),
+            of("evaluate_s", 2),
+            of("val_acc", 2, 100),
+            of("test_acc", 2, 100),
+            str(Effect.of([100 * (with_it["test_acc"] - without["test_acc"]) for with_it, without in pairs]))
+            if pairs
+            else "",
         ]
+
+
+def _times(ratios: Sequence[float]) -> str:
+    """A geometric mean of ratios of pairs, and its 95 % interval."""
+    log = Effect.of([math.log(ratio) for ratio in ratios])
+    if math.isinf(log.high):
+        return f"×{math.exp(log.mean):.2f} (n=1)"
+    low, mean, high = (math.exp(value) for value in (log.low, log.mean, log.high))
+    return f"×{mean:.2f} ({low:.2f} to {high:.2f})" + (f": {NOTHING}" if log.is_none else "")
 
 
 def show(cells: Sequence[Cell], found: Found) -> Group:
@@ -153,6 +165,6 @@ def _write_results(path: Path, found: Found) -> None:
             table.writerow([cell.table, cell.name, seed, *(result.get(name, "") for name in names)])
 
 
-def _spread(values: Sequence[float]) -> str:
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{deviation}"
+def _spread(values: Sequence[float], digits: int) -> str:
+    deviation = f" ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):,.{digits}f}{deviation}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -43,9 +44,11 @@ class Classifier(Predictor):
         super().__init__(network, spec)
         self.learning_rate = learning_rate
         self.settings = train
+        self._is_weight = [parameter.ndim > 1 for parameter in network.parameters()]  # FSDP will flatten them
         self.scheduled = scheduled
-        self.train_loss, self.train_acc = MeanMetric(), MeanMetric()
-        self.val_loss = MeanMetric()
+        # A loss that is no number stays one in the mean; by default it would be left out.
+        self.train_loss, self.train_acc = MeanMetric(nan_strategy=math.nan), MeanMetric()
+        self.val_loss = MeanMetric(nan_strategy=math.nan)
         self.val_acc = MulticlassAccuracy(len(spec.classes), average="micro")
         # Loss and accuracy of each step: a metric's update would cost as much as a layer.
         self._steps: list[Tensor] = []
@@ -102,6 +105,7 @@ class Classifier(Predictor):
             self.learning_rate,
             self.settings.optimizer,
             fused=not self.trainer.gradient_clip_val,
+            is_weight=self._is_weight,
         )
         if not self.scheduled:
             return optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -21,7 +21,11 @@ from tenfold import params as settings
 
 
 def build_optimizer(
-    parameters: Iterable[nn.Parameter], learning_rate: float, chosen: settings.Optimizer, fused: bool = True
+    parameters: Iterable[nn.Parameter],
+    learning_rate: float,
+    chosen: settings.Optimizer,
+    fused: bool = True,
+    is_weight: Sequence[bool] | None = None,
 ) -> Optimizer:
     """The optimizer named in `train.optimizer`; weights of layers decay, biases and BatchNorm's vectors do not.
 
@@ -31,12 +35,13 @@ def build_optimizer(
         chosen: the settings.
         fused: the whole step in one kernel, which is faster; Lightning cannot clip gradients of such under mixed
             precision.
+        is_weight: of each parameter, whether it decays; None: those that are no vectors.
     """
     everything = list(parameters)
-    weights: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in everything if parameter.ndim > 1]},
-        {"params": [parameter for parameter in everything if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
+    decays = zip(everything, is_weight or (parameter.ndim > 1 for parameter in everything), strict=True)
+    weights: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    for parameter, with_decay in decays:
+        weights[0 if with_decay else 1]["params"].append(parameter)
     assert chosen.weight_decay != "auto"
     decay = chosen.weight_decay
     betas = (chosen.betas[0], chosen.betas[1])

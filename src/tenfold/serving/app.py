@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -24,6 +23,10 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The page may load nothing, and ask only its own server."""
+WORKERS = 4
+"""Requests that are answered side by side: each may take a picture apart."""
+PATIENCE_S = 60
+"""How long a request may take to arrive, as with MLflow's server."""
 Respond = Callable[[Any, bytes, str | None], tuple[HTTPStatus, str]]
 
 
@@ -42,14 +45,16 @@ def make(classifier: Any, respond: Respond, name: str) -> Starlette:
         "pictures": "handwriting" if classifier.handwriting else "resize",
     }
 
-    # Not as many as there are requests: each may take a picture apart.
-    workers = ThreadPoolExecutor(2 + (os.cpu_count() or 1))
+    workers = ThreadPoolExecutor(WORKERS)
 
     async def invocations(request: Request) -> Response:
         try:
-            body = await _body(request)
+            async with asyncio.timeout(PATIENCE_S):
+                body = await _body(request)
         except ClientDisconnect:
             return Response()  # nobody is there to read it
+        except TimeoutError:
+            return _json(*refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request was not there after {PATIENCE_S} seconds"))
         if isinstance(body, int):
             return _json(*too_large(body))
         if request.headers.get("content-encoding", "identity") != "identity":

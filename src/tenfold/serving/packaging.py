@@ -41,6 +41,8 @@ FILES = tuple(
 SOURCES = (*FILES, MODEL)
 """All code of a registered model."""
 REQUIREMENTS = ("mlflow", "numpy", "onnxruntime", "pillow")
+Loaded = tuple[Any, Callable[[Any, bytes, str | None], tuple[HTTPStatus, str]]]
+"""A `Classifier`, and `protocol.respond`."""
 PARAMS = {"top_k": 0, "return": "full"}
 """Of a request, with what holds where one is left out."""
 
@@ -93,7 +95,7 @@ def _code() -> Iterator[Path]:
             _forget()
 
 
-def load(folder: Path) -> tuple[Any, Callable[[Any, bytes, str | None], tuple[HTTPStatus, str]]]:
+def load(folder: Path) -> Loaded:
     """The classifier of a saved model, and `protocol.respond`, as they came with it; without MLflow.
 
     Raises:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import threading
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,9 @@ MOST_PIXELS = 50_000_000
 """Of image files in one request, as they are."""
 LONGEST = 512
 """Pixels of the longer side at which handwriting is looked at."""
+LARGE = 2_000_000
+"""Pixels from which pictures are decoded one at a time, whichever requests they are in: each takes hundreds of MB."""
+_one_at_a_time = threading.Lock()
 NPY = b"\x93NUMPY"
 
 
@@ -27,8 +32,8 @@ class Budget:
     def __init__(self) -> None:
         self.left = MOST_PIXELS
 
-    def take(self, content: bytes) -> None:
-        """Pay for an image.
+    def take(self, content: bytes) -> int:
+        """Pay for an image; its pixels.
 
         Raises:
             images.BadImageError: there is no more, or it is no image.
@@ -39,11 +44,10 @@ class Budget:
             raise images.BadImageError(
                 f"is too large, or comes after others that are: at most {MOST_PIXELS:,} pixels are decoded at once"
             )
+        return height * width
 
 
-def read(
-    text: str, shape: Shape, way: Handwriting | None, number: int, budget: Budget | None = None
-) -> npt.NDArray[np.uint8]:
+def read(text: str, shape: Shape, way: Handwriting | None, number: int, budget: Budget) -> npt.NDArray[np.uint8]:
     """A file as a request holds it.
 
     Args:
@@ -52,7 +56,7 @@ def read(
         shape: C, H, W of the model's images.
         way: how handwriting is made like that of the training images; None: resized and cut, as folders are.
         number: its place in the request.
-        budget: of the request; None: one for this file.
+        budget: of the request.
 
     Returns:
         uint8 [N, C, H, W].
@@ -67,10 +71,11 @@ def read(
     if content.startswith(NPY):
         return from_npy(content, shape, number)
     try:
-        (budget or Budget()).take(content)
-        if way is None:
-            return images.decode(content, shape[1:], shape[0]).pixels[None]
-        return write_like(images.decode_upright(content, LONGEST), shape, way)[None]
+        pixels = budget.take(content)
+        with _one_at_a_time if pixels > LARGE else nullcontext():
+            if way is None:
+                return images.decode(content, shape[1:], shape[0]).pixels[None]
+            return write_like(images.decode_upright(content, LONGEST), shape, way)[None]
     except images.BadImageError as error:
         raise Refused(f"inputs[{number}] {error}. Send the base64 of a PNG, JPEG or WebP file") from None
 

@@ -80,8 +80,9 @@ def from_npy(content: bytes, shape: Shape, number: int) -> npt.NDArray[np.uint8]
         raise Refused(f"inputs[{number}] is a NumPy file of {dtype!s:.40} {_by(size):.40}. {advice}")
     found, expected = len(content) - file.tell(), math.prod(size)
     if found != expected:
+        amount = "few" if found < expected else "many"
         raise Refused(
-            f"inputs[{number}] is a damaged NumPy file ({found} bytes after the header, not {expected:.4g}). {advice}"
+            f"inputs[{number}] is a damaged NumPy file ({found:,} bytes are too {amount} for {_by(size):.40}). {advice}"
         )
     flat = np.frombuffer(content, np.uint8, offset=file.tell())
     return _not_scaled(flat.reshape(size, order="F" if column_major else "C").reshape(-1, *shape), shape, number)

@@ -29,7 +29,10 @@ def respond(classifier: Classifier, body: bytes, content_type: str | None) -> tu
         200 and `{"predictions": [...]}`; or 400, 413 or 415 and `{"error_code": ..., "message": ...}`, a sentence.
     """
     mime, *details = (part.strip() for part in (content_type or "").split(";"))
-    params: dict[str, Any] = dict(_pair(detail) for detail in details if detail)
+    try:
+        params = _object([_pair(detail) for detail in details if detail])
+    except Refused as error:
+        return refuse(HTTPStatus.BAD_REQUEST, str(error))
     npy, charset = mime.lower() == NPY, str(params.pop("charset", "utf-8"))
     if not (npy or mime.lower() == JSON) or charset.lower() not in {"utf-8", "utf8"} or (params and not npy):
         found = repr(content_type[:100]) if content_type else "missing"

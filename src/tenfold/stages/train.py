@@ -58,7 +58,9 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
     classifier = build_classifier(params, Summary.load(), train.learning_rate, scheduled=True)
     history = History(lambda row: print(_line(row, train.max_epochs), flush=True))
     best, last = tricks.checkpointing(train, folder)
-    shaping = [EpochSeed(params.seed), *averaging(train), *tricks.stopping(train), resume.StayStopped()]
+    interrupted, data.first_epoch = resume.newest_checkpoint(folder)
+    resuming = [resume.SameEpoch(data.first_epoch), resume.StayStopped()]
+    shaping = [EpochSeed(params.seed), *averaging(train), *tricks.stopping(train), *resuming]
     trainer = tricks.build_trainer(
         train,
         logger=logger or False,
@@ -67,7 +69,6 @@ def fit(params: Params, folder: Path, logger: Logger | None = None, watchers: Se
         callbacks=[*shaping, SpeedMonitor(), *watchers, history, best, last],
         **tricks.training_flags(train),
     )
-    interrupted, data.first_epoch = resume.newest_checkpoint(folder)
     with together(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=interrupted)
     if trainer.is_global_zero:

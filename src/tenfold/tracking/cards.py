@@ -85,11 +85,14 @@ def card(champion: ModelVersion, run: Run | None) -> str:
     pictures = (
         f"[what it takes for what]({_address(run)}/artifacts/evaluate/confusion.png)" if run else "its evaluation"
     )
-    measured = "\n".join(f"- {part}: {_measured(run, part)}" for part in data)
+    about = (
+        f"Tells what is on {kind} images of {height} × {width} pixels, one of {len(classes)} classes: {named}.\n\n"
+        if classes
+        else ""
+    )
+    measured = "\n".join(f"- {part}: {_measured(run, part)}" for part in data) or "Not known: the run is gone."
     return f"""\
-Tells what is on {kind} images of {height} × {width} pixels, one of {len(classes)} classes: {named}.
-
-The champion is [version {champion.version}](#/models/{name}/versions/{champion.version}); its run is {where}.
+{about}The champion is [version {champion.version}](#/models/{name}/versions/{champion.version}); its run is {where}.
 
 ### Intended use
 

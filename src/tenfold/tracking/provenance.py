@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tenfold import paths
+from tenfold import paths, processes
 
 PACKAGES = (
     "torch",
@@ -37,8 +37,6 @@ PRECISION = "tenfold.precision"
 """Tag: the precision that `train.precision: auto` came to; only the stage knows it."""
 PROCESS = "tenfold.process"
 """Tag: host, number and start of the process that fills the run."""
-CLOCK_S = 5.0
-"""By how much the start of a process may seem to shift when the clock is set."""
 NO_PRODUCTS = ("--", ".", ":!dvc.lock", ":!reports")
 """For git: what the pipeline itself writes makes no tree dirty."""
 LONGEST_DIFF = 1_000_000
@@ -108,20 +106,7 @@ def process(run_id: str = "") -> str:
     with contextlib.suppress(psutil.Error):  # of other users' processes the environment is hidden
         while run_id and owner.environ().get("MLFLOW_RUN_ID") == run_id and (parent := owner.parent()):
             owner = parent
-    return f"{platform.node()} {owner.pid} {owner.create_time():.2f}"
-
-
-def is_gone(tag: str) -> bool:
-    """Whether the process that such a tag names ran on this machine and has ended."""
-    host, number, started = (*tag.split(" "), "", "")[:3]
-    if host != platform.node() or not number.isdecimal():
-        return False
-    try:
-        found = psutil.Process(int(number))
-        same = abs(found.create_time() - float(started)) < CLOCK_S
-        return not same or found.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return True
+    return processes.describe(owner)
 
 
 def _git(root: Path, *arguments: str) -> str:

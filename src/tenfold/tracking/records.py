@@ -19,7 +19,7 @@ from tenfold.data.summary import PARTS, Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.serving import packaging
-from tenfold.tracking import cards, lock, registry, runs, store
+from tenfold.tracking import cards, lock, provenance, registry, runs, store
 from tenfold.tracking.journal import now_ms
 from tenfold.tracking.runs import Run
 
@@ -41,11 +41,12 @@ def record_inputs(run: Run, root: Path, params: Params) -> None:
     A setting that is too long for MLflow goes to `settings/` as well. Settings that the run has already are left, since
     MLflow refuses to change one.
     """
-    _log_params(run.id, params.flat())
+    log_params(run.id, params.flat())
     _log_dataset(run.id, root)
 
 
-def _log_params(run_id: str, values: Mapping[str, Any]) -> None:
+def log_params(run_id: str, values: Mapping[str, Any]) -> None:
+    """Log settings by name, those that the run lacks: text as it is, all else as JSON."""
     from mlflow.entities import Param
 
     client = store.client()
@@ -107,9 +108,11 @@ def record_trial(run: Run, trial: FrozenTrial) -> None:
     client = store.client()
     parent = client.get_run(run.id)
     child = client.create_run(
-        parent.info.experiment_id, tags={MLFLOW_PARENT_RUN_ID: run.id}, run_name=f"trial {trial.number}"
+        parent.info.experiment_id,
+        tags={MLFLOW_PARENT_RUN_ID: run.id, provenance.PROCESS: provenance.process()},
+        run_name=f"trial {trial.number}",
     ).info.run_id
-    _log_params(child, trial.params)
+    log_params(child, trial.params)
     points = [Metric("val/acc", value, now_ms(), step) for step, value in trial.intermediate_values.items()]
     store.log_points(child, points)
     store.set_tags(child, {"tenfold.trial": trial.state.name.lower()})
@@ -172,7 +175,7 @@ def _fill(run: Run, root: Path, params: Params, identity: dict[str, str], files:
     whole = all(holds(run.id, folder, root / path) for folder, path in files.items())
     if whole and (identity | {runs.RECORD: runs.WHOLE}).items() <= tags.items():
         return
-    _log_params(run.id, params.flat() | _tuned(root))
+    log_params(run.id, params.flat() | _tuned(root))
     _log_dataset(run.id, root)
     for folder, path in files.items():
         (client.log_artifacts if path.suffix == "" else client.log_artifact)(run.id, str(root / path), folder)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+from tenfold import processes
 from tenfold.errors import TenfoldError
 from tenfold.tracking import journal, provenance, store
 from tenfold.tracking.journal import ERROR, Journal
@@ -235,7 +236,7 @@ def tidy(but: Path | None = None) -> None:
     experiments = [found.experiment_id for found in client.search_experiments()]
     for run in client.search_runs(experiments, "attributes.status = 'RUNNING'"):
         being_filled = run.info.run_id == os.environ.get("MLFLOW_RUN_ID")  # its `mlflow run` may be gone, we are not
-        if not being_filled and provenance.is_gone(run.data.tags.get(PROCESS, "")):
+        if not being_filled and processes.is_gone(run.data.tags.get(PROCESS, "")):
             store.set_tags(run.info.run_id, {ERROR: "its process is gone: SIGKILL, or the machine went off"})
             client.set_terminated(run.info.run_id, "KILLED")
 
@@ -243,14 +244,14 @@ def tidy(but: Path | None = None) -> None:
 def end_abandoned(run_id: str) -> None:
     """End a run, all of which is there, if it is the outer one and its `mlflow run`, which should do so, is gone."""
     outer = outer_run()
-    if outer and outer.info.run_id == run_id and provenance.is_gone(outer.data.tags.get(PROCESS, "")):
+    if outer and outer.info.run_id == run_id and processes.is_gone(outer.data.tags.get(PROCESS, "")):
         store.client().set_terminated(run_id, "FINISHED")
 
 
 def _deliver(file: Path) -> None:
     """Send what is left of a journal that nobody writes; to a new run if its own has gone from the store."""
     facts = journal.opened(file)
-    if not facts or (facts["process"] and not provenance.is_gone(facts["process"])):
+    if not facts or (facts["process"] and not processes.is_gone(facts["process"])):
         return
     book = Journal(file)
     run = _journaled(book)
@@ -334,7 +335,7 @@ def _end(run: Run, outer: MlflowRun | None, error: BaseException | None = None) 
         return
     error = _reason(error)
     killed = isinstance(error, KeyboardInterrupt | Terminated)
-    ends_by_itself = outer and not provenance.is_gone(outer.data.tags.get(PROCESS, ""))
+    ends_by_itself = outer and not processes.is_gone(outer.data.tags.get(PROCESS, ""))
     status = "KILLED" if killed else "FAILED" if error else "" if ends_by_itself else "FINISHED"
     why = f"{type(error).__name__}: {error}".removesuffix(": ") if error else ""
     if run.journal:

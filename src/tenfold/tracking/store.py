@@ -132,7 +132,7 @@ def _check_server(uri: str) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error
     raise TenfoldError(
-        f"{VARIABLE}: no MLflow server answers at {uri} ({why}). "
+        f"{VARIABLE}: no MLflow server answers at {shown(uri)} ({why}). "
         f"Start it, correct the variable, or unset it to use {DATABASE} in the project."
     )
 
@@ -166,7 +166,7 @@ def _open(uri: str) -> MlflowClient:
                 _follow_a_move(file)
         except Exception as error:  # SQLAlchemy and MLflow each raise their own
             raise StoreError(
-                f"{_shown(uri)}: the MLflow store cannot be opened ({reason(error)}). {VARIABLE} names another."
+                f"{shown(uri)}: the MLflow store cannot be opened ({reason(error)}). {VARIABLE} names another."
             ) from error
     return opened
 
@@ -238,7 +238,7 @@ def answering() -> Iterator[None]:
         raise
     except (MlflowException, OSError) as error:
         raise StoreError(
-            f"{_shown(tracking_uri())}: the MLflow store does not answer, or refuses ({reason(error)}). "
+            f"{shown(tracking_uri())}: the MLflow store does not answer, or refuses ({reason(error)}). "
             "When it is there again: dvc repro"
         ) from error
 
@@ -248,7 +248,7 @@ def reason(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _shown(uri: str) -> str:
+def shown(uri: str) -> str:
     """A URI without the password in it."""
     return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:…@", uri)
 
@@ -286,7 +286,7 @@ def experiment(name: str) -> str:
     if found.lifecycle_stage == "deleted":
         raise TenfoldError(
             f"the MLflow experiment {name!r} was deleted and keeps its name. Restore it, with its runs: "
-            f"{VARIABLE}='{tracking_uri()}' mlflow experiments restore --experiment-id {found.experiment_id}"
+            f"{VARIABLE}='{shown(tracking_uri())}' mlflow experiments restore --experiment-id {found.experiment_id}"
         )
     return str(found.experiment_id)
 

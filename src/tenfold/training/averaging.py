@@ -8,6 +8,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, update_bn
 
@@ -89,7 +90,12 @@ class ExponentialMovingAverage(AveragedWeights):
     """
 
     def __init__(self, decay: float) -> None:
-        super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
+        update = get_ema_multi_avg_fn(decay)
+
+        def average(averaged: list[Tensor], weights: list[Tensor], count: Any) -> None:  # kept in float32, if need be
+            update(averaged, [new.to(kept.dtype) for kept, new in zip(averaged, weights, strict=True)], count)
+
+        super().__init__(multi_avg_fn=average)
 
 
 def refresh_batch_norm(trainer: Trainer, module: LightningModule) -> None:

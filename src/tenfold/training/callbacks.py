@@ -62,6 +62,7 @@ class SpeedMonitor(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the epoch's clock."""
         self._samples = 0
+        self._step = trainer.global_step
         self._seconds = 0.0
         self._last = time.perf_counter()
 
@@ -70,8 +71,12 @@ class SpeedMonitor(Callback):
     ) -> None:
         """Count; validation lies between the last batch and the epoch's end, and so stays outside."""
         self._samples += len(batch[1])
+        if trainer.is_last_batch and torch.accelerator.is_available():  # what is queued is part of the epoch
+            torch.accelerator.synchronize()
         self._seconds = time.perf_counter() - self._last
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        stepped = trainer.global_step != self._step  # not so while gradients are accumulated
+        self._step = trainer.global_step
+        if stepped and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             for logger in trainer.loggers:
                 logger.log_metrics({"lr": _learning_rate(trainer)}, step=trainer.global_step)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.tuner.tuning import Tuner
 
@@ -98,12 +100,15 @@ def find_batch_size(
         mode=tune.method,
         init_val=data.batch_size,
         steps_per_trial=STEPS_PER_TRIAL,
-        max_val=limit + 1,  # Lightning stops before it tries this value
+        # Lightning stops before it tries this value. To bisect, the bound itself, or more, has to be tried.
+        max_val=limit + 1 if tune.method == "power" else 2 * limit,
         margin=0.0,
     )
     size = found or data.batch_size
+    if tune.method == "binsearch":  # what fits more fits the bound
+        size = min(size, limit)
     while size > limit:  # Lightning's last doubling, which it has not tried
-        size = size // 2 if tune.method == "power" else limit
+        size //= 2
     tried = sorted({tried for tried in data.sizes_tried if tried <= limit} | {size})
     return size, [{"batch_size": one, "fits": one <= size} for one in tried]
 
@@ -133,11 +138,13 @@ class _StepClock(Callback):
         self._ends: list[float] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         self._ends.append(time.perf_counter())
 
     def median_seconds(self) -> float:
-        steps = sorted(end - start for start, end in zip(self._ends[1:], self._ends[2:], strict=False))
-        return steps[len(steps) // 2] if steps else math.inf
+        steps = [end - start for start, end in zip(self._ends[1:], self._ends[2:], strict=False)]
+        return statistics.median(steps) if steps else math.inf
 
 
 def _trainer(train: Train, **flags: Any) -> Trainer:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict
 from pytorch_lightning.utilities.model_summary.model_summary import ModelSummary
+from torch import Tensor
 
 from tenfold import paths
 from tenfold.modeling import checkpoint
@@ -32,8 +35,7 @@ SHAPING = {
 def write(spec: NetworkSpec, best: Path, history: History, params: Params) -> None:
     """Write the best weights, which lie in the checkpoint `best`, the history and the summary of the network."""
     network = build(spec)  # a new one: that of the training may be divided among devices
-    weights = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
-    network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in weights.items()})
+    network.load_state_dict({name.removeprefix("network."): tensor for name, tensor in _weights(best).items()})
     with paths.writing(paths.BEST_CHECKPOINT) as file:
         checkpoint.save(file, network, spec, settings(params))
     with paths.writing(paths.TRAIN_REPORT) as folder:
@@ -41,6 +43,16 @@ def write(spec: NetworkSpec, best: Path, history: History, params: Params) -> No
         history.write(folder / paths.HISTORY.name)
         summary = ModelSummary(Predictor(network, spec), max_depth=-1)
         (folder / "network.txt").write_text(f"{summary}\n", encoding="utf-8")
+
+
+def _weights(best: Path) -> dict[str, Tensor]:
+    if best.is_dir():  # DeepSpeed's: a file per process
+        with tempfile.TemporaryDirectory() as folder:
+            content = convert_zero_checkpoint_to_fp32_state_dict(best, Path(folder) / "whole.ckpt")
+    else:
+        content = torch.load(best, map_location="cpu", weights_only=True)
+    weights: dict[str, Tensor] = content["state_dict"]
+    return weights
 
 
 def settings(params: Params) -> dict[str, Any]:

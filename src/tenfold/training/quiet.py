@@ -15,6 +15,8 @@ def quieten() -> None:
     """Silence what no user of the project can act on. Call before a Trainer is built."""
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # but why all processes of a training are about to be killed
+    logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     for message in (
         "does not have many workers",  # arrays in memory need none
         "overridden `on_after_batch_transfer`",  # on purpose

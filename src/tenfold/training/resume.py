@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.utilities import rank_zero_only
-from ruamel.yaml import YAML
 
 from tenfold import paths
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
+from tenfold.training import identity
 from tenfold.training.tricks import device_kind, effective_precision
 
 FOLDERS = Path(".tenfold/resume")
@@ -39,17 +38,8 @@ def key(params: Params) -> str:
     Raises:
         TenfoldError: a dep is missing.
     """
-    stage = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]["train"]
-    deps = [paths.SUMMARY if Path(dep) == paths.SPLIT else Path(dep) for dep in stage["deps"]]  # it holds their hashes
-    names = tuple(stage["params"])
-    try:
-        parts: dict[str, Any] = {str(dep): hashlib.sha256(dep.read_bytes()).hexdigest() for dep in deps}
-    except OSError as error:
-        raise TenfoldError(f"{error.filename}: cannot be read ({error.strerror}). Make it: dvc repro train") from None
-    parts |= {
-        name: value for name, value in params.flat().items() if f"{name}.".startswith(tuple(f"{n}." for n in names))
-    }
-    parts["versions"] = [torch.__version__, version("pytorch-lightning")]
+    parts: dict[str, Any] = identity.inputs("train") | identity.code("train")
+    parts |= identity.settings("train", params.flat())
     parts["machine"] = [torch.get_num_threads(), device_kind(params.train), effective_precision(params.train)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -126,6 +116,31 @@ class CheckpointFiles(TorchCheckpointIO):
             if why := next((e.strerror for e in (error, cause) if isinstance(e, OSError)), None):
                 raise TenfoldError(f"{path}: the checkpoint cannot be written ({why})") from None
             raise
+
+
+class SameEpoch(Callback):
+    """All processes of a training go on after the same epoch, or not at all: with others they would wait for ever.
+
+    Args:
+        done: epochs, as this process has found.
+    """
+
+    def __init__(self, done: int) -> None:
+        self._done = done
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Compare, before any checkpoint is loaded.
+
+        Raises:
+            TenfoldError: they differ.
+        """
+        found = trainer.strategy.all_gather(torch.tensor(self._done, device=trainer.strategy.root_device)).flatten()
+        if len(set(found.tolist())) > 1:
+            raise TenfoldError(
+                f"{FOLDERS}: the processes of this training have checkpoints of different epochs ({found.tolist()}, by "
+                "rank). The hosts must share the project's folder and be of one kind (threads, bf16); or delete the "
+                "folder on all of them"
+            )
 
 
 class StayStopped(Callback):

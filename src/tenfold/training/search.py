@@ -2,29 +2,29 @@
 
 A study lies in a database, so that one that was interrupted goes on, and several hosts can work on the same. In one
 process the same settings give the same trials: each draws from a generator seeded by the number of those before it.
+Processes that share a study have other numbers before them, and so draw other settings.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import optuna
-import psutil
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 
-from tenfold import paths
+from tenfold import paths, processes
 from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
+from tenfold.training import identity
+from tenfold.training.averaging import averaging
 from tenfold.training.callbacks import EpochSeed
 from tenfold.training.factory import build_classifier
 from tenfold.training.finders import STEPS_PER_EPOCH
@@ -32,6 +32,7 @@ from tenfold.training.tricks import build_data, build_trainer, check_steps
 
 STUDIES = "sqlite:///{home}/.tenfold/studies.db"
 PROCESS = "process"
+"""Attribute of a trial: who is at it."""
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 SHAPING = {
     "learning_rate",
@@ -44,6 +45,10 @@ SHAPING = {
     "precision",
     "channels_last",
     "deterministic",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "ema_decay",
 }
 """Keys of `train` that a trial depends on; raising the number of trials goes on with the same study."""
 
@@ -67,12 +72,16 @@ def search(params: Params, summary: Summary, tell: Told) -> tuple[dict[str, Any]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = _study(params, summary)
     distributions = space(params, summary.counts["train"])
-    while (done := len(study.get_trials(deepcopy=False, states=FINISHED))) < params.tune.search.trials:
-        seed = int(np.random.SeedSequence((params.seed, done)).generate_state(1)[0])
+    while len(study.get_trials(deepcopy=False, states=FINISHED)) < params.tune.search.trials:
+        trial = study.ask()
+        trial.set_user_attr(PROCESS, processes.describe())
+        before = [other for other in study.get_trials(deepcopy=False) if other.number < trial.number]
+        draw = sum(other.state != TrialState.FAIL for other in before)
+        seed = int(np.random.SeedSequence((params.seed, draw)).generate_state(1)[0])
         study.sampler = optuna.samplers.TPESampler(seed=seed)
-        trial = study.ask(distributions)
-        trial.set_user_attr(PROCESS, [platform.node(), os.getpid(), psutil.Process().create_time()])
         try:
+            for name, values in distributions.items():
+                _draw(trial, name, values)
             ended = study.tell(trial, _accuracy(trial, params, summary))
         except optuna.TrialPruned:
             ended = study.tell(trial, state=TrialState.PRUNED)
@@ -101,6 +110,13 @@ def space(params: Params, images: int) -> dict[str, BaseDistribution]:
     if train.augment.strength == "auto":
         found["augment_strength"] = FloatDistribution(*_bounds(tune.search.augment_strength))
     return found
+
+
+def _draw(trial: optuna.Trial, name: str, values: BaseDistribution) -> None:
+    if isinstance(values, FloatDistribution):
+        trial.suggest_float(name, values.low, values.high, log=values.log)
+    if isinstance(values, CategoricalDistribution):
+        trial.suggest_categorical(name, values.choices)
 
 
 def _bounds(pair: list[float]) -> tuple[float, float]:
@@ -143,15 +159,16 @@ def _accuracy(trial: optuna.Trial, params: Params, summary: Summary) -> float:
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[EpochSeed(params.seed), Pruning(trial)],
+        callbacks=[EpochSeed(params.seed), *averaging(train), Pruning(trial)],
     )
     trainer.fit(build_classifier(chosen, summary, train.learning_rate, scheduled=True), datamodule=data)
     return float(trainer.callback_metrics["val/acc"])
 
 
 def _study(params: Params, summary: Summary) -> optuna.Study:
-    """The study of these settings and data; trials that a process of this host left behind count as failed."""
+    """The study of these settings, data and code; trials that a process of this host left behind count as failed."""
     shape = {
+        "code": identity.code("tune"),
         "seed": params.seed,
         "data": summary.sha256,
         "model": params.model.model_dump(mode="json"),
@@ -173,14 +190,6 @@ def _study(params: Params, summary: Summary) -> optuna.Study:
             f"tune.search.storage: {url}: cannot be used ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from None
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        host, pid, started = trial.user_attrs.get(PROCESS, [None, 0, 0.0])
-        if host == platform.node() and not _runs(pid, started):
+        if processes.is_gone(trial.user_attrs.get(PROCESS, "")):
             study.tell(trial.number, state=TrialState.FAIL)
     return study
-
-
-def _runs(pid: int, started: float) -> bool:
-    try:
-        return bool(psutil.Process(pid).create_time() == started)
-    except psutil.NoSuchProcess:
-        return False

@@ -25,13 +25,21 @@ PATIENCE = timedelta(minutes=5)
 """How long a process waits for the others, of which one may have gone with its host, before all end with an error."""
 
 
+def device_count(train: Train) -> int:
+    """Devices on this host, or processes on a CPU."""
+    if train.devices != "auto":
+        return train.devices
+    has_several = train.accelerator not in ("cpu", "tpu") and torch.accelerator.is_available()
+    return torch.accelerator.device_count() if has_several else 1
+
+
 def build_strategy(train: Train) -> Strategy | str:
-    """What Lightning's Trainer takes for `train.strategy`. Checkpoints are whole in each case, of one file.
+    """What Lightning's Trainer takes for `train.strategy`. Checkpoints are whole, and but for DeepSpeed's of one file.
 
     Raises:
         TenfoldError: DeepSpeed is asked for and not installed.
     """
-    several = train.num_nodes > 1 or train.devices not in (1, "auto")
+    several = (train.num_nodes > 1 or device_count(train) > 1) and train.accelerator != "tpu"
     match train.strategy:
         case "ddp" | "auto" if several:
             return DDPStrategy(timeout=PATIENCE, gradient_as_bucket_view=True)

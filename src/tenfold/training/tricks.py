@@ -22,7 +22,7 @@ from tenfold.modeling.networks import PixelNetwork
 from tenfold.params import Params, Train
 from tenfold.training.allocator import keep_freed_memory
 from tenfold.training.quiet import quieten
-from tenfold.training.strategies import build_strategy
+from tenfold.training.strategies import build_strategy, device_count
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 
@@ -58,7 +58,7 @@ def effective_precision(train: Train) -> Precision:
 
 
 def build_trainer(train: Train, **flags: Any) -> Trainer:
-    """A Lightning Trainer with the configured hardware and precision; quiet, and leaving no files behind.
+    """A Lightning Trainer with the configured hardware, precision and step; quiet, and leaving no files behind.
 
     Raises:
         TenfoldError: this machine has not the accelerator or the devices that are asked for.
@@ -81,9 +81,12 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
             num_sanity_val_steps=0,
             log_every_n_steps=10,
             use_distributed_sampler=False,  # the batches are dealt out to the ranks by ImageData
+            accumulate_grad_batches=train.accumulate_grad_batches,
+            gradient_clip_val=train.gradient_clip_val,
+            gradient_clip_algorithm=train.gradient_clip_algorithm if train.gradient_clip_val else None,
             **flags,
         )
-    except (MisconfigurationException, ModuleNotFoundError, RuntimeError) as error:
+    except (MisconfigurationException, ModuleNotFoundError, RuntimeError, ValueError) as error:
         raise TenfoldError(
             f"train.accelerator: {train.accelerator!r} with train.devices: {train.devices!r} is not to be had on this "
             f"machine ({error}). Use 'auto' with 1"
@@ -99,11 +102,16 @@ def check_steps(train: Train, data: ImageData) -> None:
     images = len(data.train_set)
     if data.batch_size > images:
         raise TenfoldError(f"train.batch_size: {data.batch_size} is over the {images} training images")
-    devices = train.num_nodes * (train.devices if train.devices != "auto" else 1)
+    devices = train.num_nodes * device_count(train)
     if data.batch_size * devices > images:
         raise TenfoldError(
             f"train.batch_size: {data.batch_size} for each of {devices} devices is over the {images} training images: "
             "lower it, or train.devices"
+        )
+    if devices > len(data.val_set):
+        raise TenfoldError(
+            f"train.devices: {devices} in all are over the {len(data.val_set)} validation images: lower it, or raise "
+            "split.val_size"
         )
     if train.accumulate_grad_batches > (batches := images // (data.batch_size * devices)):
         raise TenfoldError(
@@ -120,9 +128,6 @@ def training_flags(train: Train) -> dict[str, Any]:
         "strategy": build_strategy(train),
         "max_epochs": train.max_epochs,
         "check_val_every_n_epoch": train.check_val_every_n_epoch,
-        "accumulate_grad_batches": train.accumulate_grad_batches,
-        "gradient_clip_val": train.gradient_clip_val,
-        "gradient_clip_algorithm": train.gradient_clip_algorithm if train.gradient_clip_val else None,
     }
 
 
