@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,13 @@ def test_a_rank_that_dies_at_its_start_is_told_of(checkout: Checkout) -> None:
 
 
 def first_child(pid: int) -> psutil.Process:
-    """The second process of a training, as soon as there is one."""
+    """The second process of a training, as soon as there is one (git, which is asked as well, is none)."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if found := psutil.Process(pid).children():
-            return found[0]
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.Error):
+                if child.environ().get("LOCAL_RANK") == "1":
+                    return child
         time.sleep(0.02)
     raise AssertionError("no second process")
 

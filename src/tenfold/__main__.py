@@ -232,7 +232,7 @@ def predict(
 def _model(named: str, where: Path) -> str:
     """The folder that was named, from where the verb was typed; or the URI; or that of the champion."""
     if named:
-        return str(where / named) if (where / named).is_dir() else named
+        return os.path.relpath(where / named) if (where / named).is_dir() else named
     return f"models:/tenfold-{Params.load().data.dataset}@champion"
 
 

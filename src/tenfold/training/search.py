@@ -24,7 +24,7 @@ from tenfold.data.summary import Summary
 from tenfold.errors import TenfoldError
 from tenfold.params import Params
 from tenfold.training import identity
-from tenfold.training.averaging import averaging
+from tenfold.training.averaging import ExponentialMovingAverage
 from tenfold.training.callbacks import EpochSeed
 from tenfold.training.factory import build_classifier
 from tenfold.training.finders import STEPS_PER_EPOCH
@@ -139,6 +139,7 @@ class Pruning(Callback):
 def _accuracy(trial: optuna.Trial, params: Params, summary: Summary) -> float:
     """Train with a trial's settings, on one device; the validation accuracy at the end."""
     chosen = params.with_tuned(trial.params)
+    decay = chosen.train.ema_decay
     short = {
         "max_epochs": params.tune.search.epochs,
         "check_val_every_n_epoch": 1,
@@ -159,7 +160,7 @@ def _accuracy(trial: optuna.Trial, params: Params, summary: Summary) -> float:
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
-        callbacks=[EpochSeed(params.seed), *averaging(train), Pruning(trial)],
+        callbacks=[EpochSeed(params.seed), *([ExponentialMovingAverage(decay)] if decay else []), Pruning(trial)],
     )
     trainer.fit(build_classifier(chosen, summary, train.learning_rate, scheduled=True), datamodule=data)
     return float(trainer.callback_metrics["val/acc"])

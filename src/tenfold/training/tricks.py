@@ -83,7 +83,7 @@ def build_trainer(train: Train, **flags: Any) -> Trainer:
             use_distributed_sampler=False,  # the batches are dealt out to the ranks by ImageData
             accumulate_grad_batches=train.accumulate_grad_batches,
             gradient_clip_val=train.gradient_clip_val,
-            gradient_clip_algorithm=train.gradient_clip_algorithm if train.gradient_clip_val else None,
+            gradient_clip_algorithm=train.gradient_clip_algorithm,
             **flags,
         )
     except (MisconfigurationException, ModuleNotFoundError, RuntimeError, ValueError) as error:
